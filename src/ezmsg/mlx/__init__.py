@@ -1,3 +1,39 @@
-"""Apple's MLX inside ezmsg streaming graphs, with bounded memory, on Metal, CUDA and CPU."""
+"""Apple's MLX inside ezmsg streaming graphs, with bounded memory, on Metal, CUDA and CPU.
+
+Importing this package neither loads MLX nor compiles anything; the first message does. The function
+:func:`ezmsg.mlx.ewma.ewma` is not re-exported, since its name here is that of its module.
+"""
 
 from .__version__ import __version__ as __version__
+from .asarray import ArrayBackend, AsArray, AsArraySettings, AsArrayTransformer
+from .cache import CacheLimit, apply_cache_limit, cache_limit, withdraw_cache_limit
+from .ewma import EWMASettings, EWMATransformer, EWMAUnit
+from .scan import chunked_scan, normalize_chunk_sizes
+from .simulate import (
+    SimulatedAcquisition,
+    SimulatedAcquisitionProducer,
+    SimulatedAcquisitionSettings,
+    message_lengths,
+    simulated_acquisition,
+)
+
+__all__ = [
+    "ArrayBackend",
+    "AsArray",
+    "AsArraySettings",
+    "AsArrayTransformer",
+    "CacheLimit",
+    "EWMASettings",
+    "EWMATransformer",
+    "EWMAUnit",
+    "SimulatedAcquisition",
+    "SimulatedAcquisitionProducer",
+    "SimulatedAcquisitionSettings",
+    "apply_cache_limit",
+    "cache_limit",
+    "chunked_scan",
+    "message_lengths",
+    "normalize_chunk_sizes",
+    "simulated_acquisition",
+    "withdraw_cache_limit",
+]

@@ -1,0 +1,185 @@
+"""Copies between NumPy and MLX arrays whose values are right, or that are refused.
+
+MLX itself answers byte-swapped, structured, object, text, datetime and extended-precision arrays with
+``std::bad_cast``, refuses negative strides, and cannot hand bfloat16 to NumPy at all.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+MLX_DTYPES = (
+    "bool_",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "complex64",
+)
+"""Names of MLX's dtypes, as attributes of ``mlx.core``; kept here so that settings are checked without MLX."""
+
+# The dtypes that MLX takes as they are, whatever the device.
+_SAME_IN_MLX = frozenset(map(np.dtype, "? u1 u2 u4 u8 i1 i2 i4 i8 f2 f4 c8".split()))
+
+# Both are rounded to half the width where MLX or its device has no wider type.
+_NARROWED = {"float64": "float32", "complex128": "complex64"}
+
+
+def import_mlx():  # noqa: ANN201 - a module
+    """Return ``mlx.core``.
+
+    Raises:
+        ImportError: No MLX backend is installed (``pip install mlx`` alone brings none on Linux).
+    """
+    mx = sys.modules.get("mlx.core")
+    if mx is not None:
+        return mx
+    try:
+        import mlx.core as mx
+    except ImportError as error:
+        raise ImportError(
+            'Converting to MLX needs one of its backends: pip install "ezmsg-mlx[cpu]", "ezmsg-mlx[cuda12]" or '
+            '"ezmsg-mlx[cuda13]" (one of them; on Apple silicon "mlx" itself).'
+        ) from error
+    return mx
+
+
+def is_mlx_array(data: object) -> bool:
+    """Whether *data* is an MLX array, without importing MLX."""
+    return type(data).__module__ == "mlx.core" and type(data).__name__ == "array"
+
+
+def uses_gpu() -> bool:
+    """Whether MLX's default device is a GPU, at the time of the call."""
+    import mlx.core as mx
+
+    return mx.default_device().type == mx.gpu
+
+
+@functools.lru_cache(maxsize=256)
+def _plan(source: np.dtype, target: str | None, gpu: bool) -> tuple[np.dtype | None, str | None, str | None, str]:
+    """How an array of dtype *source* gets to MLX.
+
+    Returns:
+        The dtype to cast to in NumPy first, the MLX dtype to copy as, the MLX dtype to widen to on the device
+        (each None where there is nothing to do), and the narrowing that nobody asked for (empty: none).
+    """
+    extended = source.kind in "fc" and source.name not in ("float16", "float32", "float64", "complex64", "complex128")
+    if source.kind not in "biufc" or (extended and target is None):
+        hint = "; give an explicit dtype to round it" if extended else ""
+        raise TypeError(
+            f"Data of dtype {source} cannot be converted to MLX{hint}. Allowed are bool, integer, float and complex "
+            "dtypes of up to 64 bits a component."
+        )
+    if source.kind == "c" and target is not None and target != "complex64":
+        raise TypeError(
+            f"Data of dtype {source} cannot be converted to dtype {target!r}: it would lose the imaginary part."
+        )
+
+    native = source.newbyteorder("=")
+    cast = native if native != source or not source.isnative else None
+    if extended:
+        cast = np.dtype("complex128" if source.kind == "c" else "float64")
+        native = cast
+
+    asked = target or native.name.replace("bool", "bool_")
+    final = asked
+    if asked == "complex128" or (asked == "float64" and (gpu or target is None)):
+        final = _NARROWED[asked]
+    told = f"{asked} to {final}" if final != asked else ""
+
+    if gpu and source.kind != "c" and np.dtype(native).itemsize < _itemsize(final):
+        return cast, None, final, told
+    return cast, final, None, told
+
+
+def _itemsize(mlx_dtype: str) -> int:
+    if mlx_dtype == "bfloat16":
+        return 2
+    return np.dtype(mlx_dtype).itemsize
+
+
+def numpy_to_mlx(data: np.ndarray, dtype: str | None = None) -> tuple[mx.array, str]:
+    """Copy a NumPy array to MLX's default device.
+
+    The result never shares memory with *data*, since ezmsg recycles the buffers that messages live in. Where
+    the target is wider than the source and the device is a GPU, the narrow data is uploaded and widened there
+    (int16 to float32: half the bytes over the bus); on the CPU the cast happens while copying.
+
+    Args:
+        data: Array of any shape, byte order and strides; bool, integer, float or complex.
+        dtype: A name in :data:`MLX_DTYPES`, or None to keep the dtype. float64 becomes float32, as it does in
+            ``mlx.core.array``, unless float64 is asked for and the device has it (the CPU).
+
+    Returns:
+        The MLX array, and the narrowing that nobody asked for (such as ``"float64 to float32"``; empty if none).
+
+    Raises:
+        TypeError: A dtype that MLX cannot hold (object, text, structured, datetime, extended precision without
+            an explicit *dtype*), complex data with a real *dtype*, or a masked array with masked entries.
+    """
+    mx = import_mlx()
+    if dtype is None and type(data) is np.ndarray and data.dtype in _SAME_IN_MLX and min(data.strides, default=0) >= 0:
+        return mx.array(data), ""
+    if isinstance(data, np.ma.MaskedArray):
+        if np.ma.is_masked(data):
+            raise TypeError("A masked array cannot be converted to MLX, which has no mask; fill it first.")
+        data = data.data
+    cast, copy_as, widen_to, narrowed = _plan(data.dtype, dtype, uses_gpu())
+    if cast is not None:
+        data = data.astype(cast)
+    elif min(data.strides, default=0) < 0:
+        data = data.copy()
+    if copy_as is not None:
+        return mx.array(data, dtype=getattr(mx, copy_as)), narrowed
+    return mx.array(data).astype(getattr(mx, widen_to)), narrowed
+
+
+def mlx_to_mlx(data: mx.array, dtype: str) -> tuple[mx.array, str]:
+    """Cast an MLX array; *dtype*, the result and the errors are those of :func:`numpy_to_mlx`."""
+    import mlx.core as mx
+
+    final = "float32" if dtype == "float64" and uses_gpu() else dtype
+    _refuse_real(data, dtype)
+    return data.astype(getattr(mx, final)), f"{dtype} to {final}" if final != dtype else ""
+
+
+def mlx_to_numpy(data: mx.array, dtype: str | None = None) -> np.ndarray:
+    """Copy an MLX array to a NumPy array that owns its memory, evaluating it.
+
+    Args:
+        data: Array of any shape and dtype; bfloat16, which NumPy lacks, comes out as float32 (exact).
+        dtype: Name of a NumPy dtype, or None to keep the dtype.
+
+    Raises:
+        TypeError: Complex data with a real *dtype*.
+    """
+    import mlx.core as mx
+
+    if dtype is not None:
+        _refuse_real(data, dtype)
+    if data.dtype == mx.bfloat16:
+        data = data.astype(mx.float32)
+    return np.array(data, dtype=dtype)
+
+
+def _refuse_real(data: mx.array, dtype: str) -> None:
+    if "complex" in str(data.dtype) and not dtype.startswith("complex"):
+        raise TypeError(
+            f"Data of dtype {data.dtype} cannot be converted to dtype {dtype!r}: it would lose the imaginary part."
+        )
