@@ -7,6 +7,7 @@ Importing this package neither loads MLX nor compiles anything; the first messag
 from .__version__ import __version__ as __version__
 from .asarray import ArrayBackend, AsArray, AsArraySettings, AsArrayTransformer
 from .cache import CacheLimit, apply_cache_limit, cache_limit, withdraw_cache_limit
+from .detrend import DetrendTransformer, DetrendUnit
 from .ewma import EWMASettings, EWMATransformer, EWMAUnit
 from .scan import chunked_scan, normalize_chunk_sizes
 from .simulate import (
@@ -23,6 +24,8 @@ __all__ = [
     "AsArraySettings",
     "AsArrayTransformer",
     "CacheLimit",
+    "DetrendTransformer",
+    "DetrendUnit",
     "EWMASettings",
     "EWMATransformer",
     "EWMAUnit",
