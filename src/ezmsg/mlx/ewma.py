@@ -32,7 +32,7 @@ SAME_RATE = 1e-6
 """Relative difference up to which two sampling rates count as one. Clock synchronisation (LSL) lets the nominal
 rate wobble in the last digits; a filter that starts anew each time never settles."""
 
-Path = Literal["cpu", "plain", "metal"]
+Path = Literal["cpu", "cuda", "metal", "plain"]
 
 
 def _select_path(alpha: float) -> Path:
@@ -41,6 +41,8 @@ def _select_path(alpha: float) -> Path:
 
     if mx.default_device().type == mx.cpu:
         return "cpu"
+    if mx.cuda.is_available():
+        return "cuda"
     if mx.metal.is_available():
         from .kernels import metal
 
@@ -90,8 +92,8 @@ def ewma(
             averages over more than a second at 30 kHz need when the data comes in pieces. None: zero, with length 1.
         axis: The axis to average along.
         chunk_sizes: Samples a launch, where a kernel is compiled for fixed sizes: integers from 1 to 1024.
-        path: Kernels to use: ``"cpu"`` (numba), ``"metal"`` (ezmsg-sigproc's) or ``"plain"`` (MLX operations, on
-            any device). None: the ones for MLX's default device at the time of the call.
+        path: Kernels to use: ``"cpu"`` (numba), ``"cuda"``, ``"metal"`` (ezmsg-sigproc's) or ``"plain"`` (MLX
+            operations, on any device). None: the ones for MLX's default device at the time of the call.
 
     Returns:
         The averages, float32, of the shape of *x*; and the state after the last sample, of the form of *zi*.

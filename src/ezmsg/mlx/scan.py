@@ -68,6 +68,7 @@ def chunked_scan(
     launch: Callable[[mx.array, StateT, int, mx.array], tuple[mx.array, StateT]],
     *,
     axis: int = -1,
+    pad: bool = True,
 ) -> tuple[mx.array, StateT]:
     """Run a recurrence over *x*, chunk by chunk, through a kernel whose sizes are fixed at compile time.
 
@@ -86,6 +87,8 @@ def chunked_scan(
             state that it returns must be the one after the last valid sample; *y* has *chunk_size* samples
             along *axis*, those past the valid ones are ignored.
         axis: The axis to scan along. With ``axis=0`` the trimmed result is a contiguous view.
+        pad: False for a *launch* that reads the valid samples only: it gets the last chunk as short as it is, and
+            still returns *chunk_size* samples. Saves a copy of that chunk.
 
     Returns:
         The result, of *n_samples* samples along *axis*, and the last state. Without samples: an empty array of
@@ -119,7 +122,8 @@ def chunked_scan(
                     f"chunked_scan padded a chunk before the last: {valid} of {size} samples valid at {start} of "
                     f"{n_samples}; the trimmed result would hold padding as data."
                 )
-            chunk = mx.pad(chunk, [(0, size - valid if dim == axis else 0) for dim in range(x.ndim)])
+            if pad:
+                chunk = mx.pad(chunk, [(0, size - valid if dim == axis else 0) for dim in range(x.ndim)])
         y, state = launch(chunk, state, size, _valid_length(valid))
         if y.ndim <= axis or y.shape[axis] != size:
             raise ValueError(

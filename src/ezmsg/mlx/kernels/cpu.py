@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
+import mlx.core as mx
 import numba
 import numpy as np
-
-import mlx.core as mx
 
 _compiled = numba.njit(cache=True, error_model="numpy", nogil=True)
 

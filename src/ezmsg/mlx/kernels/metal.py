@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 import mlx.core as mx
+import numpy as np
 
 MAX_TIME_CONSTANT_ERROR = 1e-3
 """Relative change of the time constant that the kernel's float32 coefficients may cause (1 s at 30 kHz: 9e-4)."""
