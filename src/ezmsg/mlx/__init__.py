@@ -9,6 +9,8 @@ from .asarray import ArrayBackend, AsArray, AsArraySettings, AsArrayTransformer
 from .cache import CacheLimit, apply_cache_limit, cache_limit, withdraw_cache_limit
 from .detrend import DetrendTransformer, DetrendUnit
 from .ewma import EWMASettings, EWMATransformer, EWMAUnit
+from .readlate import ReadLate, ReadLateSettings, ReadLateTransformer
+from .rechunk import Rechunk, RechunkSettings, RechunkTransformer
 from .scan import chunked_scan, normalize_chunk_sizes
 from .simulate import (
     SimulatedAcquisition,
@@ -29,6 +31,12 @@ __all__ = [
     "EWMASettings",
     "EWMATransformer",
     "EWMAUnit",
+    "ReadLate",
+    "ReadLateSettings",
+    "ReadLateTransformer",
+    "Rechunk",
+    "RechunkSettings",
+    "RechunkTransformer",
     "SimulatedAcquisition",
     "SimulatedAcquisitionProducer",
     "SimulatedAcquisitionSettings",

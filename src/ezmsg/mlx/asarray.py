@@ -14,10 +14,11 @@ from .convert import MLX_DTYPES, is_mlx_array, mlx_to_mlx, mlx_to_numpy, numpy_t
 # MLX counts although it may not be installed, so that its absence is told by the error that names the extra.
 _BACKENDS = (*(str(member) for member in ArrayBackend), "mlx")
 
-
-def _numpy_dtypes() -> list[str]:
-    names = ("bool_", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)))
-    return [*names, "float16", "float32", "float64", "longdouble", "complex64", "complex128", "clongdouble"]
+_NUMPY_DTYPES = tuple(
+    name
+    for name, dtype in np.sctypeDict.items()
+    if np.dtype(dtype).kind in "biufc" and getattr(np, name, None) is dtype
+)
 
 
 class AsArraySettings(sigproc.AsArraySettings):
@@ -43,7 +44,7 @@ class AsArraySettings(sigproc.AsArraySettings):
         backend = str(self.backend)
         if backend not in _BACKENDS:
             raise ValueError(f"backend is {self.backend!r}; allowed are {', '.join(dict.fromkeys(_BACKENDS))}.")
-        known = {"mlx": MLX_DTYPES, "numpy": _numpy_dtypes()}.get(backend)
+        known = {"mlx": MLX_DTYPES, "numpy": _NUMPY_DTYPES}.get(backend)
         if self.dtype is not None and (
             not isinstance(self.dtype, str) or (known is not None and self.dtype not in known)
         ):

@@ -26,6 +26,8 @@ from typing import Literal
 
 import ezmsg.core as ez
 
+from .convert import import_mlx
+
 MIB = 1 << 20
 
 MLX_CPU_DEFAULT = 32 * MIB
@@ -69,7 +71,9 @@ def check_cache_limit(limit_mb: float | None, field: str = "mlx_cache_limit_mb")
     try:
         as_float = float(limit_mb)
     except OverflowError:
-        raise ValueError(f"{field} is an integer of 2**1024 or more; {allowed}, below 2**63 bytes.") from None
+        raise ValueError(f"{field} does not fit into a float; {allowed}, below 2**63 bytes.") from None
+    except TypeError:
+        raise TypeError(f"{field} is {limit_mb!r} ({type(limit_mb).__name__}); {allowed}.") from None
     if not math.isfinite(as_float) or as_float < 0 or as_float * MIB >= 2.0**63:
         raise ValueError(f"{field} is {limit_mb!r}; {allowed}, below 2**63 bytes.")
 
@@ -95,7 +99,8 @@ class _CacheGuard:
         self._before: int | None = None
         self._outside: int | None = None
         self._overshoot = 0
-        self._ceiling = -1
+        self._ceiling = 0
+        self._stale = False
         self._told: set[object] = set()
         self._n_named = 0
         self._used_in_parent = False
@@ -106,9 +111,9 @@ class _CacheGuard:
     def apply(self, node: object, limit_mb: float | None) -> None:
         request = self._requests.get(id(node))
         if request is None:
-            if limit_mb is None:
+            if limit_mb is None and not self._stale:
                 return
-        elif request.limit_mb == limit_mb and self._get_cache_memory() <= self._ceiling:
+        elif request.limit_mb == limit_mb and not self._stale and self._get_cache_memory() <= self._ceiling:
             return
         with self._lock:
             self._settle(node, limit_mb)
@@ -117,21 +122,23 @@ class _CacheGuard:
         self._forget(id(node))
 
     def _forget(self, key: int) -> None:
-        # Also called by the garbage collector, in any thread: so without the lock, and without MLX. The
-        # impossible ceiling makes the next message of any node settle what follows.
+        # Also called by the garbage collector, in any thread: so without the lock, and without MLX. The next
+        # message of any node settles what follows.
         if self._requests.pop(key, None) is not None:
-            self._ceiling = -1
+            self._stale = True
 
     def _settle(self, node: object, limit_mb: float | None) -> None:
-        import mlx.core as mx
-
-        self._get_cache_memory = mx.get_cache_memory
-        self._record(node, limit_mb)
+        self._get_cache_memory = import_mlx().get_cache_memory
+        # Before the requests are read, so that a node that goes meanwhile is left to the next message.
+        self._stale = False
+        recorded = self._record(node, limit_mb)
         if self._used_before_fork and not _has_gpu_allocator():
             self._tell_fork()
             self._ceiling = sys.maxsize
             return
-        tightest = min(self._requests.values(), key=lambda r: r.limit_mb, default=None)
+        # A list, since the garbage collector may forget a request while we look at the others.
+        requests = list(self._requests.values())
+        tightest = min(requests, key=lambda r: r.limit_mb, default=None)
         if tightest is None:
             self._give_back()
             self._ceiling = sys.maxsize
@@ -139,20 +146,29 @@ class _CacheGuard:
         if self._in_force != self._allowed(tightest) or self._raised_outside():
             self._enforce(tightest)
         self._ceiling = self._in_force + self._overshoot
+        if self._in_force < tightest.n_bytes:
+            self.source = CacheLimit(self._in_force / MIB, "outside")
+        else:
+            self.source = CacheLimit(tightest.limit_mb, "node", tightest.node, "mlx_cache_limit_mb")
+        if recorded is not None:
+            self._tell_disagreement(recorded, [r for r in requests if r is not recorded])
 
-    def _record(self, node: object, limit_mb: float | None) -> None:
+    def _record(self, node: object, limit_mb: float | None) -> _Request | None:
+        """Take note of what *node* asks for; the request, if it is a new one."""
         key = id(node)
         old = self._requests.get(key)
         if limit_mb is None:
-            self._forget(key)
-        elif old is None or old.limit_mb != limit_mb:
-            request = _Request(
-                limit_mb,
-                old.node if old is not None else self._name(node),
-                weakref.ref(node, lambda _: self._forget(key)),
-            )
-            self._tell_disagreement(request, [r for k, r in self._requests.items() if k != key])
-            self._requests[key] = request
+            self._requests.pop(key, None)
+            return None
+        check_cache_limit(limit_mb, "limit_mb")
+        # A plain number: those of NumPy overflow in the product with MIB.
+        limit_mb = float(limit_mb)
+        if old is not None and old.limit_mb == limit_mb:
+            return None
+        name = old.node if old is not None else self._name(node)
+        request = _Request(limit_mb, name, weakref.ref(node, lambda _: self._forget(key)))
+        self._requests[key] = request
+        return request
 
     def _allowed(self, request: _Request) -> int:
         return request.n_bytes if self._outside is None else min(request.n_bytes, self._outside)
@@ -176,27 +192,23 @@ class _CacheGuard:
             self._before = found
             if _has_gpu_allocator() or found != MLX_CPU_DEFAULT:
                 self._outside = found
-        elif found < self._in_force:
+        elif found != self._in_force:
             self._outside = found
-        elif found > self._in_force:
-            self._outside = None
-            self._tell_once(
-                ("raised", found),
-                f"MLX's cache limit was raised from {_mib(self._in_force)} to {_mib(found)} outside of ezmsg-mlx; "
-                f"the {request.limit_mb:g} MiB that {request.node} asks for are back in force.",
-            )
+            if found > max(self._in_force, request.n_bytes):
+                self._tell_once(
+                    "raised",
+                    f"MLX's cache limit was raised from {_mib(self._in_force)} to {_mib(found)} outside of ezmsg-mlx; "
+                    f"the {request.limit_mb:g} MiB that {request.node} asks for are back in force.",
+                )
         limit = self._allowed(request)
         if limit != tried:
             mx.set_cache_limit(limit)
         if limit < request.n_bytes:
-            self.source = CacheLimit(limit / MIB, "outside")
             self._tell_once(
                 ("tighter", limit, request.limit_mb),
                 f"{request.node} asks for an MLX cache limit of {request.limit_mb:g} MiB; the tighter one of "
                 f"{_mib(limit)} that was set outside of ezmsg-mlx stays in force.",
             )
-        else:
-            self.source = CacheLimit(limit / MIB, "node", request.node, "mlx_cache_limit_mb")
         if limit != found:
             ez.logger.info(f"MLX cache limit: {_mib(found)} -> {_mib(limit)}, asked for by {request.node}.")
         self._in_force = limit
@@ -212,7 +224,7 @@ class _CacheGuard:
         if found != self._in_force:
             # Somebody else has changed it meanwhile; that is the newer wish.
             mx.set_cache_limit(found)
-            old = found
+            old = self._outside = found
         if old != self._in_force:
             ez.logger.info(f"MLX cache limit: {_mib(self._in_force)} -> {_mib(old)}, no node asks for one any more.")
         self.source = CacheLimit(old / MIB, "default" if self._outside is None else "outside")
@@ -229,8 +241,8 @@ class _CacheGuard:
         self._tell_once(
             frozenset((request.limit_mb, other.limit_mb)),
             f"{request.node} asks for an MLX cache limit of {request.limit_mb:g} MiB and {other.node} for "
-            f"{other.limit_mb:g} MiB; the limit belongs to the process, so the tightest, "
-            f"{min(request.limit_mb, other.limit_mb):g} MiB, is in force. Give them the same mlx_cache_limit_mb.",
+            f"{other.limit_mb:g} MiB; the limit belongs to the process, so the tightest, {_mib(self._in_force)}, "
+            "is in force. Give them the same mlx_cache_limit_mb.",
         )
 
     def _tell_fork(self) -> None:
@@ -249,14 +261,15 @@ class _CacheGuard:
     def before_fork(self) -> None:
         mx = sys.modules.get("mlx.core")
         used = mx is not None and (mx.get_peak_memory() or mx.get_active_memory() or mx.get_cache_memory())
-        self._used_in_parent = bool(used)
+        # The counters can all be reset to 0 after use; what the guard has seen cannot.
+        self._used_in_parent = bool(used) or self._in_force is not None
 
     def after_fork_in_child(self) -> None:
         """The parent's nodes ask nothing here; the limit that was in force came along."""
         self._used_before_fork |= self._used_in_parent
         self._lock = threading.RLock()
         self._requests.clear()
-        self._ceiling = -1
+        self._stale = False
 
 
 def _has_gpu_allocator() -> bool:

@@ -1,16 +1,17 @@
 """Copies between NumPy and MLX arrays whose values are right, or that are refused.
 
-MLX itself answers byte-swapped, structured, object, text, datetime and extended-precision arrays with
-``std::bad_cast``, refuses negative strides, and cannot hand bfloat16 to NumPy at all.
+MLX itself answers byte-swapped, structured, object, text, datetime and extended-precision arrays, and the fields
+of packed records, with ``std::bad_cast``; it refuses negative strides, and cannot hand bfloat16 to NumPy at all.
 """
 
 from __future__ import annotations
 
 import functools
-import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from .hostpages import keep_on_host
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -46,9 +47,6 @@ def import_mlx():  # noqa: ANN201 - a module
     Raises:
         ImportError: No MLX backend is installed (``pip install mlx`` alone brings none on Linux).
     """
-    mx = sys.modules.get("mlx.core")
-    if mx is not None:
-        return mx
     try:
         import mlx.core as mx
     except ImportError as error:
@@ -79,7 +77,7 @@ def _plan(source: np.dtype, target: str | None, gpu: bool) -> tuple[np.dtype | N
         The dtype to cast to in NumPy first, the MLX dtype to copy as, the MLX dtype to widen to on the device
         (each None where there is nothing to do), and the narrowing that nobody asked for (empty: none).
     """
-    extended = source.kind in "fc" and source.name not in ("float16", "float32", "float64", "complex64", "complex128")
+    extended = source.char in "gG"  # by its char: where long double is no wider than double, its name is float64
     if source.kind not in "biufc" or (extended and target is None):
         hint = "; give an explicit dtype to round it" if extended else ""
         raise TypeError(
@@ -114,6 +112,14 @@ def _itemsize(mlx_dtype: str) -> int:
     return np.dtype(mlx_dtype).itemsize
 
 
+def _has_mlx_strides(data: np.ndarray) -> bool:
+    """Whether no stride is negative, or a fraction of an item as in a field of a packed record."""
+    for stride in data.strides:
+        if stride < 0 or stride % data.itemsize:
+            return False
+    return True
+
+
 def numpy_to_mlx(data: np.ndarray, dtype: str | None = None) -> tuple[mx.array, str]:
     """Copy a NumPy array to MLX's default device.
 
@@ -134,8 +140,8 @@ def numpy_to_mlx(data: np.ndarray, dtype: str | None = None) -> tuple[mx.array, 
             an explicit *dtype*), complex data with a real *dtype*, or a masked array with masked entries.
     """
     mx = import_mlx()
-    if dtype is None and type(data) is np.ndarray and data.dtype in _SAME_IN_MLX and min(data.strides, default=0) >= 0:
-        return mx.array(data), ""
+    if dtype is None and type(data) is np.ndarray and data.dtype in _SAME_IN_MLX and _has_mlx_strides(data):
+        return keep_on_host(mx.array(data)), ""
     if isinstance(data, np.ma.MaskedArray):
         if np.ma.is_masked(data):
             raise TypeError("A masked array cannot be converted to MLX, which has no mask; fill it first.")
@@ -143,11 +149,11 @@ def numpy_to_mlx(data: np.ndarray, dtype: str | None = None) -> tuple[mx.array, 
     cast, copy_as, widen_to, narrowed = _plan(data.dtype, dtype, uses_gpu())
     if cast is not None:
         data = data.astype(cast)
-    elif min(data.strides, default=0) < 0:
+    elif not _has_mlx_strides(data):
         data = data.copy()
     if copy_as is not None:
-        return mx.array(data, dtype=getattr(mx, copy_as)), narrowed
-    return mx.array(data).astype(getattr(mx, widen_to)), narrowed
+        return keep_on_host(mx.array(data, dtype=getattr(mx, copy_as))), narrowed
+    return keep_on_host(mx.array(data)).astype(getattr(mx, widen_to)), narrowed
 
 
 def mlx_to_mlx(data: mx.array, dtype: str) -> tuple[mx.array, str]:
@@ -179,7 +185,8 @@ def mlx_to_numpy(data: mx.array, dtype: str | None = None) -> np.ndarray:
 
 
 def _refuse_real(data: mx.array, dtype: str) -> None:
-    if "complex" in str(data.dtype) and not dtype.startswith("complex"):
+    # Also cdouble and clongdouble; no real dtype of either backend starts with a c.
+    if "complex" in str(data.dtype) and not dtype.startswith("c"):
         raise TypeError(
             f"Data of dtype {data.dtype} cannot be converted to dtype {dtype!r}: it would lose the imaginary part."
         )

@@ -7,7 +7,7 @@ import importlib
 import math
 import numbers
 from types import ModuleType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import ezmsg.sigproc.ewma as sigproc
 from ezmsg.baseproc import (
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 MAX_CHUNK_SIZE = 1024
 """Most samples that one launch of a GPU kernel takes (threads in a Metal threadgroup)."""
+
+CHUNK_SIZES = (32, MAX_CHUNK_SIZE)
+"""Samples a launch, by default: one size for short messages and one for long ones."""
 
 SAME_RATE = 1e-6
 """Relative difference up to which two sampling rates count as one. Clock synchronisation (LSL) lets the nominal
@@ -61,6 +64,9 @@ def _as_float32(x: mx.array) -> mx.array:
 
     if x.dtype == mx.complex64:
         raise TypeError("An exponentially weighted moving average of complex64 data is not defined; use a real dtype.")
+    if x.dtype == mx.float64:
+        # Only MLX's CPU device has float64; a GPU as the default device does not even cast it.
+        return x.astype(mx.float32, stream=mx.cpu)
     return x if x.dtype == mx.float32 else x.astype(mx.float32)
 
 
@@ -70,7 +76,7 @@ def ewma(
     zi: mx.array | None = None,
     *,
     axis: int = -1,
-    chunk_sizes: tuple[int, ...] = (32, MAX_CHUNK_SIZE),
+    chunk_sizes: tuple[int, ...] = CHUNK_SIZES,
     path: Path | None = None,
 ) -> tuple[mx.array, mx.array]:
     """Exponentially weighted moving average along one axis, carrying its state.
@@ -99,20 +105,23 @@ def ewma(
         The averages, float32, of the shape of *x*; and the state after the last sample, of the form of *zi*.
 
     Raises:
-        ValueError: *alpha*, *axis*, *chunk_sizes* or the shape of *zi* is not as above.
+        ValueError: *alpha*, *axis*, *chunk_sizes*, *path* or the shape of *zi* is not as above.
         TypeError: *x* or *zi* is complex.
     """
     import mlx.core as mx
 
-    if not (isinstance(alpha, numbers.Real) and 0.0 < alpha <= 1.0):
+    if isinstance(alpha, bool) or not (isinstance(alpha, numbers.Real) and 0.0 < alpha <= 1.0):
         raise ValueError(f"alpha is {alpha!r}; allowed is a number > 0 and <= 1.")
+    if path is not None and path not in get_args(Path):
+        raise ValueError(f"path is {path!r}; allowed are {', '.join(get_args(Path))} and None.")
     if not -x.ndim <= axis < x.ndim:
         raise ValueError(f"axis is {axis}; x of shape {x.shape} has {x.ndim} dimensions.")
     x = _as_float32(x)
     axis %= x.ndim
-    sizes = normalize_chunk_sizes(chunk_sizes, MAX_CHUNK_SIZE)
-    state_shape = x.shape[:axis] + (1,) + x.shape[axis + 1 :]
-    pair_shape = x.shape[:axis] + (2,) + x.shape[axis + 1 :]
+    if chunk_sizes is not CHUNK_SIZES:
+        chunk_sizes = normalize_chunk_sizes(chunk_sizes, MAX_CHUNK_SIZE)
+    before, after = x.shape[:axis], x.shape[axis + 1 :]
+    state_shape, pair_shape = (*before, 1, *after), (*before, 2, *after)
     if zi is None:
         zi = mx.zeros(state_shape)
     if zi.shape not in (state_shape, pair_shape):
@@ -122,7 +131,7 @@ def ewma(
         return x, zi
     is_pair = zi.shape == pair_shape
     pair = zi if is_pair else mx.concatenate([zi, mx.zeros_like(zi)], axis=axis)
-    y, pair = _kernels(path or _select_path(alpha)).ewma(x, float(alpha), pair, axis, sizes)
+    y, pair = _kernels(path or _select_path(alpha)).ewma(x, float(alpha), pair, axis, chunk_sizes)
     return y, pair if is_pair else mx.split(pair, 2, axis=axis)[0]
 
 
@@ -172,12 +181,12 @@ class EWMATransformer(sigproc.EWMATransformer, BaseStatefulTransformer[EWMASetti
     """
 
     def __call__(self, message: AxisArray) -> AxisArray:
-        if message.data.size and not self.settings.passthrough:
+        if 0 not in message.data.shape and not self.settings.passthrough:
             return BaseStatefulTransformer.__call__(self, message)
         return self._same_dtype(super().__call__(message))
 
     async def __acall__(self, message: AxisArray) -> AxisArray:
-        if message.data.size and not self.settings.passthrough:
+        if 0 not in message.data.shape and not self.settings.passthrough:
             return await BaseStatefulTransformer.__acall__(self, message)
         return self._same_dtype(await super().__acall__(message))
 
@@ -185,19 +194,17 @@ class EWMATransformer(sigproc.EWMATransformer, BaseStatefulTransformer[EWMASetti
         """A message without samples has the dtype of those with samples; ezmsg-sigproc lets it through as it is."""
         if self.settings.passthrough or not is_mlx_array(message.data):
             return message
-        import mlx.core as mx
-
-        return message if message.data.dtype == mx.float32 else replace(message, data=message.data.astype(mx.float32))
+        data = _as_float32(message.data)
+        return message if data is message.data else replace(message, data=data)
 
     def _hash_message(self, message: AxisArray) -> int:
         backend = ("mlx",) if is_mlx_array(message.data) else ("other",)
         known = self._state.gain
-        if known:
-            axis = message.axes.get(self._state.stream_dim)
-            gain = getattr(axis, "gain", known)
-            if gain != known and abs(gain - known) <= SAME_RATE * known:
-                axes = {**message.axes, self._state.stream_dim: replace(axis, gain=known)}
-                message = replace(message, axes=axes)
+        axis = message.axes.get(self._state.stream_dim)
+        gain = getattr(axis, "gain", known)
+        if gain != known and _same_rate(gain, known):
+            axes = {**message.axes, self._state.stream_dim: replace(axis, gain=known)}
+            message = replace(message, axes=axes)
         return self._message_hash(message, extra=backend)
 
     def _reset_state(self, message: AxisArray) -> None:
@@ -205,18 +212,23 @@ class EWMATransformer(sigproc.EWMATransformer, BaseStatefulTransformer[EWMASetti
         gain = _sampling_period(message, dim)
         super()._reset_state(message)
         state = self._state
+        if dim != state.stream_dim or not _same_rate(gain, state.gain):
+            # Otherwise the known one stays: the hash of this message was taken with it, and would not be that of the
+            # next, so that a wobbling rate would reset the state at each message from here on.
+            state.gain = gain
         state.stream_dim = dim
         state.axis_idx = message.get_axis_idx(dim)
-        state.gain = gain
         state.weight = None
         if is_mlx_array(message.data):
             import mlx.core as mx
 
-            state.alpha = -math.expm1(-gain / self.settings.time_constant)
+            state.alpha = -math.expm1(-state.gain / self.settings.time_constant)
             shape = list(message.data.shape)
             shape[state.axis_idx] = 2
+            # Evaluated, since only the thread that made a lazy array can do so later.
             state.zi = mx.zeros(shape)
             state.weight = mx.zeros(shape)
+            mx.eval(state.zi, state.weight)
             # (1 - alpha)**n below half the resolution of float32: dividing by the weight changes nothing.
             settled = -25.0 * math.log(2.0) / math.log1p(-state.alpha) if state.alpha < 1.0 else 1.0
             state.next_weight_check = state.bias_settle_n = settled
@@ -235,6 +247,10 @@ class EWMATransformer(sigproc.EWMATransformer, BaseStatefulTransformer[EWMASetti
         kernel = _kernels(path).ewma
         if data.dtype != mx.float32:
             data = _as_float32(data)
+        if path != "cpu":
+            # Or the state would hold the graph of every message whose output nobody reads. Here and not below:
+            # where the last output has been read this is free, and a launch of its own otherwise (70 us on CUDA).
+            _schedule(state.zi, state.weight)
         average, zf = kernel(data, state.alpha, state.zi, axis, sizes)
         weight = None
         if state.weight is not None:
@@ -242,9 +258,9 @@ class EWMATransformer(sigproc.EWMATransformer, BaseStatefulTransformer[EWMASetti
             weights, weight = kernel(mx.where(finite, 1.0, math.nan), state.alpha, state.weight, axis, sizes)
             average = mx.where(finite, average / weights, average)
         if self.settings.accumulate:
-            if path != "cpu":
-                # Evaluated, or the state would hold the graph of every message whose output nobody reads.
-                mx.async_eval(zf) if weight is None else mx.async_eval(zf, weight)
+            if path != "cpu" and state.n_seen == 0:
+                # So that a transformer can be warmed up in one thread and used in another.
+                _schedule(zf, weight)
             state.zi = zf
             state.weight = weight
             state.n_seen += n_samples
@@ -263,6 +279,16 @@ class EWMATransformer(sigproc.EWMATransformer, BaseStatefulTransformer[EWMASetti
             state.next_weight_check = math.inf
         else:
             state.next_weight_check = state.n_seen + state.bias_settle_n
+
+
+def _schedule(*states: mx.array | None) -> None:
+    import mlx.core as mx
+
+    mx.async_eval(*(state for state in states if state is not None))
+
+
+def _same_rate(gain: float, known: float) -> bool:
+    return abs(gain - known) <= SAME_RATE * known
 
 
 def _sampling_period(message: AxisArray, dim: str) -> float:

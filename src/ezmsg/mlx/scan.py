@@ -43,9 +43,6 @@ def normalize_chunk_sizes(
     return tuple(sorted({int(size) for size in sizes}))
 
 
-_normalized = functools.lru_cache(maxsize=64)(normalize_chunk_sizes)
-
-
 @functools.lru_cache(maxsize=4096)
 def _valid_length(valid: int) -> mx.array:
     # A length seen before costs no upload. Held for good, so bounded, and 4 bytes each.
@@ -101,7 +98,7 @@ def chunked_scan(
     """
     import mlx.core as mx
 
-    sizes = _normalized(chunk_sizes if isinstance(chunk_sizes, tuple) else tuple(chunk_sizes))
+    sizes = normalize_chunk_sizes(chunk_sizes)
     if not -x.ndim <= axis < x.ndim:
         raise ValueError(f"axis is {axis}; x of shape {x.shape} has {x.ndim} dimensions.")
     axis %= x.ndim

@@ -22,11 +22,14 @@ from ..scan import chunked_scan
 SAMPLES = 16
 """Samples that one thread keeps in registers."""
 
-LONE_TILE = 32 * SAMPLES
-"""Samples of the largest message that one block takes along time: 32 threads."""
+LONE_SAMPLES = 32
+"""The same where a message is one tile."""
 
-TILE = 16 * SAMPLES
-"""Samples of a tile of a longer message: half the threads, so that an SM holds blocks that wait and that work."""
+LONE_TILE = 16 * LONE_SAMPLES
+"""Samples of the largest message that one block takes along time."""
+
+TILE = 8 * SAMPLES
+"""Samples of a tile of a longer message: fewer threads, so that an SM holds blocks that wait and blocks that work."""
 
 _COMMON = r"""
 namespace {
@@ -40,33 +43,38 @@ __device__ void load(const float* x, size_t first, size_t n, size_t channel, siz
   }
 }
 
-struct Average {
-  double value;
+// The average that deviations are taken from, and the state (1 - alpha) * (y[-1] - average) that remains.
+struct Before {
+  double average;
   float high;
   float low;
+  double state;
 };
 
-// From scipy's state (1 - alpha) * y[-1], held as a float32 and what that rounding lost.
-__device__ Average average_before(const float* zi, size_t channel, size_t n_channels, double alpha) {
+// From scipy's state (1 - alpha) * y[-1], held as a float32 and what that rounding lost. A short memory gains
+// nothing from deviations, and would divide a state that need not be its own by next to nothing.
+__device__ Before state_before(const float* zi, size_t channel, size_t n_channels, double alpha) {
   double state = double(zi[channel]) + double(zi[n_channels + channel]);
-  double value = alpha < 1.0 ? state / (1.0 - alpha) : 0.0;
-  float high = float(value);
-  return {value, high, float(value - double(high))};
+  if (alpha > 0.5) return {0.0, 0.0f, 0.0f, state};
+  double average = state / (1.0 - alpha);
+  float high = float(average);
+  return {average, high, float(average - double(high)), 0.0};
 }
 
 }  // namespace
 """
 
 _LOCAL = r"""
-  // This thread's samples alone: the average moves from 0 to `moved`, and what was there before decays by `decay`.
+  // What this thread's samples alone make of a state of zero; one that was there decays with each finite sample.
   float alpha_f = coefficients[0];
-  float moved = 0.0f;
+  float beta_f = coefficients[5];
+  float state = 0.0f;
   int n_finite = 0;
   #pragma unroll
   for (int i = 0; i < SAMPLES; ++i) {
     float deviation = (samples[i] - before.high) - before.low;
-    if (isfinite(samples[i])) {
-      moved = fmaf(alpha_f, deviation - moved, moved);
+    if (isfinite(deviation)) {
+      state = beta_f * fmaf(alpha_f, deviation, state);
       ++n_finite;
     }
   }
@@ -75,7 +83,7 @@ _LOCAL = r"""
 _PLACE = r"""
   size_t n = x_shape[0];
   size_t n_channels = x_shape[1];
-  size_t tile = blockIdx.x;
+  size_t tile = LAST_FIRST ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
   int thread = threadIdx.y;
   int lane = threadIdx.x;
   size_t channel = size_t(blockIdx.y) * LANES + lane;
@@ -85,16 +93,16 @@ _PLACE = r"""
 
   float samples[SAMPLES];
   load<SAMPLES>(x, (tile * THREADS + thread) * SAMPLES, n, channel, n_channels, samples);
-  Average before = average_before(zi, channel, n_channels, alpha);
+  Before before = state_before(zi, channel, n_channels, alpha);
 """
 
 _TILES = (
     _PLACE
     + _LOCAL
     + r"""
-  __shared__ float all_moved[THREADS][LANES];
+  __shared__ float all_states[THREADS][LANES];
   __shared__ int all_finite[THREADS][LANES];
-  all_moved[thread][lane] = moved;
+  all_states[thread][lane] = state;
   all_finite[thread][lane] = n_finite;
   __syncthreads();
   if (thread == 0 && active) {
@@ -102,54 +110,54 @@ _TILES = (
     int finite = 0;
     #pragma unroll
     for (int i = 0; i < THREADS; ++i) {
-      total = fmaf(coefficients[4 + all_finite[i][lane]], total, all_moved[i][lane]);
+      total = fmaf(coefficients[4 + all_finite[i][lane]], total, all_states[i][lane]);
       finite += all_finite[i][lane];
     }
-    tile_moved[tile * n_channels + channel] = total;
+    tile_state[tile * n_channels + channel] = total;
     tile_finite[tile * n_channels + channel] = finite;
   }
 """
 )
 
 _LINK = r"""
-  size_t n_tiles = tile_moved_shape[0];
-  size_t n_channels = tile_moved_shape[1];
+  size_t n_tiles = tile_state_shape[0];
+  size_t n_channels = tile_state_shape[1];
   int thread = threadIdx.y;
   int lane = threadIdx.x;
   size_t channel = size_t(blockIdx.y) * LANES + lane;
   bool active = channel < n_channels;
   if (!active) channel = n_channels - 1;
-  double beta = 1.0 - (double(coefficients[0]) + double(coefficients[1]));
+  double alpha = double(coefficients[0]) + double(coefficients[1]);
   double beta_tile = double(coefficients[2]) + double(coefficients[3]);
   size_t share = (n_tiles + THREADS - 1) / THREADS;
   size_t first = thread * share < n_tiles ? thread * share : n_tiles;
   size_t last = first + share < n_tiles ? first + share : n_tiles;
 
-  double moved = 0.0;
+  double state = 0.0;
   double decay = 1.0;
   #pragma unroll 8
   for (size_t tile = first; tile < last; ++tile) {
     int finite = tile_finite[tile * n_channels + channel];
-    double by_tile = finite == TILE ? beta_tile : pow(beta, double(finite));
-    moved = fma(by_tile, moved, double(tile_moved[tile * n_channels + channel]));
+    double by_tile = finite == TILE ? beta_tile : pow(1.0 - alpha, double(finite));
+    state = fma(by_tile, state, double(tile_state[tile * n_channels + channel]));
     decay *= by_tile;
   }
-  __shared__ double all_moved[THREADS][LANES];
-  __shared__ double all_decay[THREADS][LANES];
-  all_moved[thread][lane] = moved;
-  all_decay[thread][lane] = decay;
+  __shared__ double all_states[THREADS][LANES];
+  __shared__ double all_decays[THREADS][LANES];
+  all_states[thread][lane] = state;
+  all_decays[thread][lane] = decay;
   __syncthreads();
-  moved = 0.0;
+  state = state_before(zi, channel, n_channels, alpha).state;
   for (int i = 0; i < thread; ++i) {
-    moved = fma(all_decay[i][lane], moved, all_moved[i][lane]);
+    state = fma(all_decays[i][lane], state, all_states[i][lane]);
   }
   if (!active) return;
   #pragma unroll 8
   for (size_t tile = first; tile < last; ++tile) {
-    tile_start[tile * n_channels + channel] = float(moved);
+    tile_start[tile * n_channels + channel] = float(state);
     int finite = tile_finite[tile * n_channels + channel];
-    double by_tile = finite == TILE ? beta_tile : pow(beta, double(finite));
-    moved = fma(by_tile, moved, double(tile_moved[tile * n_channels + channel]));
+    double by_tile = finite == TILE ? beta_tile : pow(1.0 - alpha, double(finite));
+    state = fma(by_tile, state, double(tile_state[tile * n_channels + channel]));
   }
 """
 
@@ -157,15 +165,15 @@ _RESULT = (
     _PLACE
     + _LOCAL
     + r"""
-  __shared__ float all_moved[THREADS][LANES];
-  __shared__ float all_decay[THREADS][LANES];
-  all_moved[thread][lane] = moved;
-  all_decay[thread][lane] = coefficients[4 + n_finite];
+  __shared__ float all_states[THREADS][LANES];
+  __shared__ float all_decays[THREADS][LANES];
+  all_states[thread][lane] = state;
+  all_decays[thread][lane] = coefficients[4 + n_finite];
   __syncthreads();
-  moved = LONE ? 0.0f : tile_start[tile * n_channels + channel];
+  state = LONE ? float(before.state) : tile_start[tile * n_channels + channel];
   #pragma unroll
   for (int i = 0; i < THREADS - 1; ++i) {
-    if (i < thread) moved = fmaf(all_decay[i][lane], moved, all_moved[i][lane]);
+    if (i < thread) state = fmaf(all_decays[i][lane], state, all_states[i][lane]);
   }
   if (!active) return;
 
@@ -174,31 +182,40 @@ _RESULT = (
   for (int i = 0; i < SAMPLES; ++i) {
     float deviation = (samples[i] - before.high) - before.low;
     float result = samples[i];
-    if (isfinite(samples[i])) {
-      moved = fmaf(alpha_f, deviation - moved, moved);
+    if (isfinite(deviation)) {
+      float moved = fmaf(alpha_f, deviation, state);
+      state = beta_f * moved;
       result = before.high + (before.low + moved);
     }
     if (first + i < n) y[(first + i) * n_channels + channel] = result;
   }
   if (thread == THREADS - 1 && tile == (n - 1) / (THREADS * SAMPLES)) {
-    double state = (1.0 - alpha) * (before.value + double(moved));
-    float high = float(state);
+    double after = (1.0 - alpha) * before.average + double(state);
+    float high = float(after);
     zf[channel] = high;
-    zf[n_channels + channel] = float(state - double(high));
+    zf[n_channels + channel] = float(after - double(high));
   }
 """
 )
 
 
 @functools.cache
-def _kernel(name: str):  # noqa: ANN202 - an opaque callable of MLX
+def _kernel(name: str, lanes: int, samples: int, threads: int, lone: bool):  # noqa: ANN202 - an opaque callable of MLX
     inputs, outputs, source = {
-        "tiles": (["x", "zi", "coefficients"], ["tile_moved", "tile_finite"], _TILES),
-        "link": (["tile_moved", "tile_finite", "coefficients"], ["tile_start"], _LINK),
+        "tiles": (["x", "zi", "coefficients"], ["tile_state", "tile_finite"], _TILES),
+        "link": (["tile_state", "tile_finite", "zi", "coefficients"], ["tile_start"], _LINK),
         "result": (["x", "zi", "coefficients", "tile_start"], ["y", "zf"], _RESULT),
     }[name]
+    # Constants in the source and not as template arguments, which MLX takes apart at each call.
+    constants = {"SAMPLES": samples, "TILE": TILE, "LANES": lanes, "THREADS": threads, "LONE": int(lone)}
+    # The last samples that the first launch read are those that may still be in the second-level cache.
+    constants["LAST_FIRST"] = int(name == "result" and not lone)
     return mx.fast.cuda_kernel(
-        name=f"ezmsg_mlx_ewma_{name}", input_names=inputs, output_names=outputs, header=_COMMON, source=source
+        name=f"ezmsg_mlx_ewma_{name}_" + "_".join(map(str, constants.values())),
+        input_names=inputs,
+        output_names=outputs,
+        header=_COMMON,
+        source="".join(f"constexpr int {key} = {value};\n" for key, value in constants.items()) + source,
     )
 
 
@@ -215,7 +232,7 @@ def _coefficients(alpha: float) -> mx.array:
             return 1.0
         return math.exp(exponent * math.log1p(-alpha)) if alpha < 1.0 else 0.0
 
-    table = [*pair(alpha), *pair(power(TILE)), *(power(k) for k in range(SAMPLES + 1))]
+    table = [*pair(alpha), *pair(power(TILE)), *(power(k) for k in range(max(SAMPLES, LONE_SAMPLES) + 1))]
     return mx.array(np.array(table, np.float32))
 
 
@@ -223,10 +240,10 @@ def grid_size(n_samples: int) -> int:
     """The length in samples of the buffer for *n_samples*: eight lengths an octave, the next that holds them.
 
     Not exact lengths, so that rare messages share few size classes; at most an eighth is left unused, and
-    unwritten.
+    unwritten. The few short lengths are exact, which saves the short, steady message the cut.
     """
-    if n_samples <= 8:
-        return max(n_samples, 1)
+    if n_samples <= LONE_TILE:
+        return n_samples
     step = 1 << (n_samples - 1).bit_length() - 4
     return -(-n_samples // step) * step
 
@@ -240,35 +257,33 @@ def ewma(x: mx.array, alpha: float, zi: mx.array, axis: int, chunk_sizes: tuple[
         lanes = min(32, 1 << (n_channels - 1).bit_length())
         groups = -(-n_channels // lanes)
         lone = n_samples <= LONE_TILE
-        threads = (LONE_TILE if lone else TILE) // SAMPLES
-        tiles = -(-n_samples // (threads * SAMPLES))
-        template = [("SAMPLES", SAMPLES), ("LANES", lanes), ("THREADS", threads)]
-        launched = {"grid": (lanes * tiles, threads * groups, 1), "threadgroup": (lanes, threads, 1)}
+        samples = LONE_SAMPLES if lone else SAMPLES
+        threads = (LONE_TILE if lone else TILE) // samples
+        tiles = -(-n_samples // (threads * samples))
+        blocks = {"grid": (lanes * tiles, threads * groups, 1), "threadgroup": (lanes, threads, 1)}
         start = coefficients
         if not lone:
-            moved, finite = _kernel("tiles")(
+            tile_state, tile_finite = _kernel("tiles", lanes, samples, threads, lone)(
                 inputs=[chunk, state, coefficients],
-                template=template,
                 output_shapes=[(tiles, n_channels)] * 2,
                 output_dtypes=[mx.float32, mx.int32],
-                **launched,
+                **blocks,
             )
-            (start,) = _kernel("link")(
-                inputs=[moved, finite, coefficients],
-                template=[("TILE", TILE), ("LANES", lanes), ("THREADS", 32)],
-                grid=(lanes, 32 * groups, 1),
-                threadgroup=(lanes, 32, 1),
+            (start,) = _kernel("link", lanes, samples, 32, lone)(
+                inputs=[tile_state, tile_finite, state, coefficients],
                 output_shapes=[(tiles, n_channels)],
                 output_dtypes=[mx.float32],
+                grid=(lanes, 32 * groups, 1),
+                threadgroup=(lanes, 32, 1),
             )
-        y, after = _kernel("result")(
-            inputs=[chunk, state, coefficients, start],
-            template=[*template, ("LONE", lone)],
-            output_shapes=[(size, n_channels), (2, n_channels)],
-            output_dtypes=[mx.float32, mx.float32],
-            **launched,
+        return tuple(
+            _kernel("result", lanes, samples, threads, lone)(
+                inputs=[chunk, state, coefficients, start],
+                output_shapes=[(size, n_channels), (2, n_channels)],
+                output_dtypes=[mx.float32, mx.float32],
+                **blocks,
+            )
         )
-        return y, after
 
     n_samples = x.shape[axis]
     if axis == 0 and x.ndim == 2:

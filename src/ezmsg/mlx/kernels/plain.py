@@ -40,8 +40,11 @@ def ewma(x: mx.array, alpha: float, zi: mx.array, axis: int, chunk_sizes: tuple[
         chunk: mx.array, average: tuple[mx.array, mx.array], size: int, valid_length: mx.array
     ) -> tuple[mx.array, tuple[mx.array, mx.array]]:
         high, low = average
-        finite = mx.isfinite(chunk)
-        deviation = alpha * mx.where(finite, (chunk - high) - low, 0.0)
+        deviation = (chunk - high) - low
+        # Not isfinite(chunk): near the ends of float32 a difference or a sum of finite samples overflows, and the
+        # average would never come back from that.
+        finite = mx.abs(deviation) <= 1e38
+        deviation = alpha * mx.where(finite, deviation, 0.0)
         step = 1
         while step < size:
             earlier = (1.0 - alpha) ** step * deviation[(*lead, slice(size - step))]

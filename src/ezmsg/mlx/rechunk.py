@@ -1,0 +1,161 @@
+"""Cut a stream into messages of a few fixed lengths, so that the code behind it sees few shapes.
+
+Every message length that MLX has not seen before mints a new size class in its buffer cache, and a stall makes an
+acquisition source publish everything unread as one message of such a length. Padding would treat that at the price of
+samples that nobody recorded; :obj:`Rechunk` cuts instead, so that every piece holds real samples only, each of them
+once, in order and under its own time stamp.
+
+Put it in front of a process boundary, too: ezmsg's shared-memory ring grows to the largest message for good.
+"""
+
+import operator
+import typing
+
+import ezmsg.core as ez
+from ezmsg.baseproc import (
+    BaseStatefulTransformer,
+    BaseTransformerUnit,
+    processor_state,
+    profile_subpub,
+    resolve_stream_dim,
+)
+from ezmsg.util.messages.axisarray import AxisArray
+
+from .segments import Segment, continues, cut, lengths
+
+
+def _checked_sizes(sizes: typing.Sequence[int]) -> tuple[int, ...]:
+    allowed = f"RechunkSettings.sizes must be a non-empty tuple or list of integers >= 1, got {sizes!r}."
+    if not isinstance(sizes, (tuple, list)) or any(isinstance(size, bool) for size in sizes):
+        raise TypeError(allowed)
+    try:
+        checked = tuple(operator.index(size) for size in sizes)
+    except TypeError:
+        raise TypeError(allowed) from None
+    if not checked or min(checked) < 1:
+        raise ValueError(allowed)
+    return checked
+
+
+class RechunkSettings(ez.Settings):
+    """Settings for :obj:`Rechunk`.
+
+    Raises:
+        TypeError: ``sizes`` is no tuple or list, or holds something else than integers (bool is none).
+        ValueError: ``sizes`` is empty or holds a number below 1; ``remainder`` is not one of its two values.
+    """
+
+    sizes: tuple[int, ...] = (300,)
+    """Lengths to cut to, in samples along the stream dimension, in any order.
+
+    Several sizes drain a stall faster: what 15 000 samples cost behind this node is set by the number of pieces, 50
+    at ``(300,)`` and 8 at ``(300, 1200, 4800)``, at the price of one working set for each size."""
+
+    remainder: typing.Literal["carry", "emit"] = "carry"
+    """What happens to the samples that are left when the largest sizes that fit are cut off, fewer than ``min(sizes)``.
+
+    ``"carry"`` keeps them and puts them in front of the next message: only ``sizes`` come out, and a sample waits for
+    at most ``min(sizes) - 1`` others. ``"emit"`` sends them at once in descending powers of two: no delay, and
+    the powers of two below ``min(sizes)`` as further lengths (nine at 300)."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sizes", _checked_sizes(self.sizes))
+        if self.remainder not in ("carry", "emit"):
+            raise ValueError(f"RechunkSettings.remainder must be 'carry' or 'emit', got {self.remainder!r}.")
+
+
+@processor_state
+class RechunkState:
+    carry: tuple[Segment, ...] = ()
+    """Samples that no piece has taken yet, a segment for each message they came with. They own their memory: ezmsg
+    reuses the buffers that messages live in. MLX samples are evaluated, so that no graph hangs on the state."""
+
+    n_carried: int = 0
+    """Samples in ``carry``."""
+
+
+class RechunkTransformer(BaseStatefulTransformer[RechunkSettings, AxisArray, list[AxisArray], RechunkState]):
+    """Cut messages along their stream dimension; a call returns the pieces, possibly none.
+
+    Data: numpy or MLX arrays of any dtype, one dimension or more, the stream dimension anywhere among them (declared
+    ``stream_dim``, else ``"time"``, else the first). A piece has the shape of its message but for the stream dimension.
+
+    - A message whose length is one of ``sizes`` is returned as the same object when nothing is carried. Other pieces
+      are views into their message; only one that begins with carried samples is a concatenation.
+    - The stream axis of a piece is exact for its first sample: the offset that its message arrived with, plus the gain
+      times the index. Coordinates along the stream dimension are cut with the data. Everything else (attrs, other
+      axes) is that of the message which the piece's last sample arrived in.
+    - A change flushes the carry, in front of the new message and with the old metadata, so that no piece straddles
+      it: another key, dims, dtype, array library, channel set or other axis; a rate that moved by more than 1 ppm; an
+      offset that is more than half a sample off. Changed attrs do not. A flush is cut to ``sizes`` and then to
+      powers of two, as with ``remainder="emit"``, to keep the number of shapes bounded.
+    - Where the stream dimension has coordinates or no axis at all, gaps cannot be told and are not looked for.
+    - A message without samples is returned as it is, and the carry stays.
+    - New settings cut the carry with the next message; nothing is dropped.
+
+    Call :meth:`flush` when the stream has ended.
+
+    Raises:
+        ValueError: the message has no dimension.
+    """
+
+    NONRESET_SETTINGS_FIELDS = frozenset({"sizes", "remainder"})
+
+    def _hash_message(self, message: AxisArray) -> int:
+        # A reset would drop the carry. Changes are found in _process, and only while there is a carry to protect.
+        return 0
+
+    def _reset_state(self, message: AxisArray) -> None:
+        """Keep the carry: a reset is asked for on the first message after a state was restored, too."""
+
+    def _process(self, message: AxisArray) -> list[AxisArray]:
+        if not getattr(message, "dims", None):
+            raise ValueError(
+                f"Rechunk cuts AxisArray messages along a dimension, got {type(message).__name__} "
+                f"with dims={getattr(message, 'dims', None)!r}."
+            )
+        sizes = self.settings.sizes
+        n_new = message.data.shape[message.get_axis_idx(resolve_stream_dim(message))]
+        carry, n_carried = self._state.carry, self._state.n_carried
+        if n_new == 0 or (not carry and n_new in sizes):
+            return [message]
+
+        flushed: list[AxisArray] = []
+        if carry and not continues(carry[-1], message):
+            flushed, _ = cut(carry, lengths(n_carried, sizes, emit=True))
+            carry, n_carried = (), 0
+        n_total = n_carried + n_new
+        wanted = lengths(n_total, sizes, emit=self.settings.remainder == "emit")
+        pieces, rest = cut((*carry, Segment(message)), wanted)
+        self._state.carry, self._state.n_carried = rest, n_total - sum(wanted)
+        return flushed + pieces
+
+    def flush(self) -> list[AxisArray]:
+        """Take the carry out, for the end of an offline run.
+
+        Returns:
+            The carried samples, cut to ``sizes`` and then to powers of two; an empty list if there are none.
+        """
+        carry, n_carried = self._state.carry, self._state.n_carried
+        pieces, _ = cut(carry, lengths(n_carried, self.settings.sizes, emit=True))
+        self._state.carry, self._state.n_carried = (), 0
+        return pieces
+
+
+class Rechunk(BaseTransformerUnit[RechunkSettings, AxisArray, AxisArray, RechunkTransformer]):
+    """Publish the pieces of every message one after the other, see :obj:`RechunkTransformer`.
+
+    What is carried when the graph shuts down, fewer than ``min(sizes)`` samples, is not published.
+
+    Pieces of a message from another process are views into the slot of shared memory that it arrived in, like what any
+    unit forwards or slices: a node of this process that keeps samples, or awaits before it reads them, has to copy.
+    """
+
+    SETTINGS = RechunkSettings
+
+    @ez.subscriber(BaseTransformerUnit.INPUT_SIGNAL)
+    @ez.publisher(BaseTransformerUnit.OUTPUT_SIGNAL)
+    @profile_subpub(trace_oldest=False)
+    async def on_signal(self, message: AxisArray) -> typing.AsyncGenerator:
+        for piece in await self.processor.__acall__(message):
+            yield self.OUTPUT_SIGNAL, piece

@@ -1,0 +1,193 @@
+"""Consecutive samples of a stream, cut at any place and joined again, each under its own time stamp."""
+
+import typing
+from types import ModuleType
+
+import numpy as np
+from array_api_compat import get_namespace
+from ezmsg.baseproc import resolve_stream_dim
+from ezmsg.util.messages.axisarray import AxisArray, AxisBase, CoordinateAxis, LinearAxis
+from ezmsg.util.messages.util import replace
+
+if typing.TYPE_CHECKING:
+    import mlx.core as mx
+    import numpy.typing as npt
+
+    Array: typing.TypeAlias = npt.NDArray | mx.array
+
+RATE_TOLERANCE = 1e-6
+"""Relative change of the sampling interval that is no change of rate: clock synchronisation (LSL) wobbles below it."""
+
+GAP_TOLERANCE = 0.5
+"""Distance between the expected and the given offset of a message, in samples, that is still no gap."""
+
+
+class Segment(typing.NamedTuple):
+    """Consecutive samples of one message, carried or just arrived."""
+
+    message: AxisArray
+    """The samples and what is known of them. A linear stream axis stays as it arrived, see ``first``."""
+
+    first: int = 0
+    """Index, on the linear stream axis, of the first sample: every offset is computed from the one that arrived."""
+
+
+def lengths(n: int, sizes: tuple[int, ...], emit: bool) -> list[int]:
+    """Lengths to cut ``n`` samples to: the largest sizes that fit, then powers of two if the rest is to be emitted."""
+    found: list[int] = []
+    for size in sorted(sizes, reverse=True):
+        count, n = divmod(n, size)
+        found += [size] * count
+    if emit:
+        found += [1 << bit for bit in reversed(range(n.bit_length())) if n >> bit & 1]
+    return found
+
+
+def cut(segments: tuple[Segment, ...], wanted: list[int]) -> tuple[list[AxisArray], tuple[Segment, ...]]:
+    """Cut segments of one uninterrupted stream into pieces of the given lengths, and what is left over to be carried.
+
+    All segments but the last, which may be the message that has just arrived, own their memory.
+    """
+    if not segments:
+        return [], ()
+    message = segments[-1].message
+    dim = resolve_stream_dim(message)
+    idx = message.get_axis_idx(dim)
+    streamed = _streamed_axes(message, dim)
+
+    pieces: list[AxisArray] = []
+    i, start = 0, 0
+    for length in wanted:
+        spans: list[tuple[Segment, int, int]] = []
+        while length:
+            segment = segments[i]
+            n = segment.message.data.shape[idx]
+            stop = min(start + length, n)
+            spans.append((segment, start, stop))
+            length -= stop - start
+            i, start = (i, stop) if stop < n else (i + 1, 0)
+        pieces.append(_piece(spans, dim, idx, streamed))
+
+    rest = list(segments[i:])
+    if start and len(rest) > 1:
+        rest[0], start = _owned(rest[0], start, dim, idx, streamed), 0
+    if rest:
+        rest[-1] = _owned(rest[-1], start, dim, idx, streamed)
+    return pieces, tuple(rest)
+
+
+def _piece(spans: list[tuple[Segment, int, int]], dim: str, idx: int, streamed: list[str]) -> AxisArray:
+    """One message made of samples ``start`` to ``stop`` of each of the segments."""
+    segment, start, stop = spans[0]
+    message = spans[-1][0].message
+    if len(spans) == 1 and segment.first == 0 and stop - start == message.data.shape[idx]:
+        return message
+    axes = message.axes.copy()
+    for name in streamed:
+        axis = segment.message.axes[name]
+        if isinstance(axis, CoordinateAxis):
+            values = [(span.message.axes[name].data, begin, end) for span, begin, end in spans]
+            axes[name] = replace(axis, data=_joined(values, _position(axis, dim)))
+        else:
+            axes[name] = replace(axis, offset=axis.value(segment.first + start))
+    data = _joined([(span.message.data, begin, end) for span, begin, end in spans], idx)
+    return replace(message, data=data, axes=axes)
+
+
+def _owned(segment: Segment, start: int, dim: str, idx: int, streamed: list[str]) -> Segment:
+    """The samples of a segment from ``start`` on, in memory of their own."""
+    message = segment.message
+    axes: dict[str, AxisBase] = {}
+    for name, axis in message.axes.items():
+        if isinstance(axis, CoordinateAxis):
+            values = axis.data
+            if name in streamed:
+                values = _slice(values, start, None, _position(axis, dim))
+            axis = replace(axis, data=_copied(values))
+        axes[name] = axis
+    attrs = {name: _copied(value) if _is_array(value) else value for name, value in message.attrs.items()}
+    data = _copied(_slice(message.data, start, None, idx))
+    return Segment(replace(message, data=data, axes=axes, attrs=attrs), segment.first + start)
+
+
+def continues(carried: Segment, message: AxisArray) -> bool:
+    """Whether the samples of the message are the next ones of the stream that the carried samples belong to."""
+    old, new = carried.message, message
+    if (old.key, old.dims, old.stream_dim) != (new.key, new.dims, new.stream_dim):
+        return False
+    if _namespace(old.data) is not _namespace(new.data) or old.data.dtype != new.data.dtype:
+        return False
+    dim = resolve_stream_dim(new)
+    idx = new.get_axis_idx(dim)
+    if any(m != n for i, (m, n) in enumerate(zip(old.data.shape, new.data.shape)) if i != idx):
+        return False
+    if old.axes.keys() != new.axes.keys():
+        return False
+    streamed = _streamed_axes(old, dim)
+    n_next = carried.first + old.data.shape[idx]
+    return all(
+        _follows(axis, new.axes[name], n_next) if name in streamed else _same_axis(axis, new.axes[name])
+        for name, axis in old.axes.items()
+    )
+
+
+def _streamed_axes(message: AxisArray, dim: str) -> list[str]:
+    """Names of the axes whose values belong to the samples, and which are to be cut together with them."""
+    return [
+        name
+        for name, axis in message.axes.items()
+        if (isinstance(axis, CoordinateAxis) and (name == dim or dim in axis.dims))
+        or (isinstance(axis, LinearAxis) and name == dim)
+    ]
+
+
+def _position(axis: CoordinateAxis, dim: str) -> int:
+    return axis.dims.index(dim) if dim in axis.dims else 0
+
+
+def _follows(old: LinearAxis | CoordinateAxis, new: AxisBase, n_next: int) -> bool:
+    """Whether ``new`` goes on where ``old`` would have its value number ``n_next``."""
+    if new.unit != old.unit:
+        return False
+    if isinstance(old, LinearAxis):
+        return (
+            isinstance(new, LinearAxis)
+            and abs(new.gain - old.gain) <= RATE_TOLERANCE * abs(old.gain)
+            and abs(new.offset - old.value(n_next)) <= GAP_TOLERANCE * abs(old.gain)
+        )
+    return isinstance(new, CoordinateAxis) and new.dims == old.dims and new.data.dtype == old.data.dtype
+
+
+def _same_axis(old: AxisBase, new: AxisBase) -> bool:
+    fingerprint = getattr(old, "fingerprint", None)
+    if fingerprint is None:
+        return old == new
+    return fingerprint == getattr(new, "fingerprint", None)
+
+
+def _namespace(data: "Array") -> ModuleType:
+    return np if isinstance(data, np.ndarray) else get_namespace(data)
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, np.ndarray) or type(value).__module__ == "mlx.core"
+
+
+def _slice(data: "Array", start: int, stop: int | None, axis: int) -> "Array":
+    return data[(slice(None),) * axis + (slice(start, stop),)]
+
+
+def _joined(spans: "list[tuple[Array, int, int]]", axis: int) -> "Array":
+    if len(spans) == 1:
+        return _slice(*spans[0], axis)
+    parts = [_slice(*span, axis) for span in spans]
+    return _namespace(parts[0]).concat(parts, axis=axis)
+
+
+def _copied(data: "Array") -> "Array":
+    xp = _namespace(data)
+    copy = xp.asarray(data, copy=True)
+    if xp.__name__ == "mlx.core":
+        # A lazy slice would keep its parent alive, and a lazy parent the whole graph it comes from.
+        xp.eval(copy)
+    return copy

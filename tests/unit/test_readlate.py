@@ -1,0 +1,56 @@
+"""Reading late changes when results come, and nothing else."""
+
+import numpy as np
+import pytest
+from ezmsg.util.messages.axisarray import AxisArray
+
+from ezmsg.mlx import AsArrayTransformer, ReadLateSettings, ReadLateTransformer
+
+mx = pytest.importorskip("mlx.core")
+
+
+def messages(n: int) -> list[AxisArray]:
+    axis = AxisArray.TimeAxis(fs=1000.0)
+    return [AxisArray(mx.full((4, 2), float(i)) * 2, ["time", "ch"], axes={"time": axis}) for i in range(n)]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 5])
+def test_same_results_in_order_and_depth_messages_late(depth):
+    reader = ReadLateTransformer(depth=depth)
+    outputs = [reader(message) for message in messages(8)]
+    assert [len(output) for output in outputs] == [0] * depth + [1] * (8 - depth)
+    results = [message for output in outputs for message in output] + reader.flush()
+    at_once = [AsArrayTransformer()(message) for message in messages(8)]
+    assert [type(message.data) for message in results] == [np.ndarray] * 8
+    np.testing.assert_array_equal([m.data for m in results], [m.data for m in at_once])
+    assert reader.flush() == []
+
+
+def test_a_changed_stream_loses_nothing():
+    reader = ReadLateTransformer(depth=2)
+    old, new = messages(2), AxisArray(mx.ones((1, 3)), ["time", "other"], key="new")
+    outputs = [message for given in [*old, new] for message in reader(given)] + reader.flush()
+    assert [message.data.shape for message in outputs] == [(4, 2), (4, 2), (1, 3)]
+
+
+def test_a_smaller_depth_hands_out_what_is_due():
+    reader = ReadLateTransformer(depth=3)
+    given = messages(4)
+    for message in given[:3]:
+        assert reader(message) == []
+    reader.update_settings(ReadLateSettings(depth=1))
+    assert len(reader(given[3])) == 3
+
+
+def test_dtype_and_numpy_messages():
+    reader = ReadLateTransformer(depth=0, dtype="float64")
+    (result,) = reader(messages(1)[0])
+    assert result.data.dtype == np.float64
+    message = AxisArray(np.ones((2, 2), np.int16), ["time", "ch"])
+    assert reader(message)[0] is message
+
+
+@pytest.mark.parametrize(("depth", "error"), [(-1, ValueError), (1.5, TypeError), (True, TypeError), ("2", TypeError)])
+def test_bad_depth_is_refused(depth, error):
+    with pytest.raises(error, match="depth is"):
+        ReadLateSettings(depth=depth)
