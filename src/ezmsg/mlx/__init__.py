@@ -9,6 +9,15 @@ from .asarray import ArrayBackend, AsArray, AsArraySettings, AsArrayTransformer
 from .cache import CacheLimit, apply_cache_limit, cache_limit, withdraw_cache_limit
 from .detrend import DetrendTransformer, DetrendUnit
 from .ewma import EWMASettings, EWMATransformer, EWMAUnit
+from .memory import (
+    MEMORY_METRICS,
+    MemoryMonitor,
+    MemoryMonitorProducer,
+    MemoryMonitorSettings,
+    MemorySnapshot,
+    memory_snapshot,
+)
+from .plan import CacheRecommendation, measure_working_set, recommend_cache_limit
 from .readlate import ReadLate, ReadLateSettings, ReadLateTransformer
 from .rechunk import Rechunk, RechunkSettings, RechunkTransformer
 from .scan import chunked_scan, normalize_chunk_sizes
@@ -26,11 +35,17 @@ __all__ = [
     "AsArraySettings",
     "AsArrayTransformer",
     "CacheLimit",
+    "CacheRecommendation",
     "DetrendTransformer",
     "DetrendUnit",
     "EWMASettings",
     "EWMATransformer",
     "EWMAUnit",
+    "MEMORY_METRICS",
+    "MemoryMonitor",
+    "MemoryMonitorProducer",
+    "MemoryMonitorSettings",
+    "MemorySnapshot",
     "ReadLate",
     "ReadLateSettings",
     "ReadLateTransformer",
@@ -43,8 +58,11 @@ __all__ = [
     "apply_cache_limit",
     "cache_limit",
     "chunked_scan",
+    "measure_working_set",
+    "memory_snapshot",
     "message_lengths",
     "normalize_chunk_sizes",
+    "recommend_cache_limit",
     "simulated_acquisition",
     "withdraw_cache_limit",
 ]

@@ -107,3 +107,8 @@ class AsArray(BaseTransformerUnit[AsArraySettings, AxisArray, AxisArray, AsArray
     def create_processor(self) -> None:
         super().create_processor()
         self.processor.node_name = self.address
+
+    async def shutdown(self) -> None:
+        # The unit may outlive its graph (in a notebook, say); what it asked for must not. Without a processor there
+        # is nothing to withdraw: the graph failed to start.
+        withdraw_cache_limit(getattr(self, "processor", None))

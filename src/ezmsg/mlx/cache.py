@@ -14,13 +14,14 @@ Rules, in the order in which they decide:
 * A disagreement is told once, a change of the limit always (INFO).
 """
 
+import contextlib
 import math
 import numbers
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,6 +33,8 @@ MIB = 1 << 20
 
 MLX_CPU_DEFAULT = 32 * MIB
 """Limit in bytes that MLX's CPU allocator starts with (``mlx/backend/no_gpu/allocator.cpp``)."""
+
+_UNLIMITED = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ class _CacheGuard:
         self._overshoot = 0
         self._ceiling = 0
         self._stale = False
+        self._lifted = False
         self._told: set[object] = set()
         self._n_named = 0
         self._used_in_parent = False
@@ -127,7 +131,37 @@ class _CacheGuard:
         if self._requests.pop(key, None) is not None:
             self._stale = True
 
+    @contextlib.contextmanager
+    def lifted(self) -> Iterator[None]:
+        mx = import_mlx()
+        if self._used_before_fork and not _has_gpu_allocator():
+            raise RuntimeError(
+                "This process was forked from one that had used MLX, and lifting the MLX cache limit here would hang. "
+                'Call multiprocessing.set_start_method("spawn") first.'
+            )
+        with self._lock:
+            before = mx.set_cache_limit(_UNLIMITED)
+            mx.clear_cache()
+            self._lifted = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._lifted = False
+                found = mx.set_cache_limit(before)
+                if found != _UNLIMITED:
+                    # Somebody else's, and the newer wish.
+                    mx.set_cache_limit(found)
+                mx.clear_cache()
+        if found != _UNLIMITED:
+            raise RuntimeError(
+                f"MLX's cache limit was set to {_mib(found)} while it was lifted, which voids the measurement; that "
+                "limit is in force now. Measure again without what set it, such as ezmsg-sigproc's own AsArray."
+            )
+
     def _settle(self, node: object, limit_mb: float | None) -> None:
+        if self._lifted:
+            return
         self._get_cache_memory = import_mlx().get_cache_memory
         # Before the requests are read, so that a node that goes meanwhile is left to the next message.
         self._stale = False
@@ -307,6 +341,20 @@ def apply_cache_limit(node: object, limit_mb: float | None) -> None:
 def withdraw_cache_limit(node: object) -> None:
     """Drop *node*'s request, without touching MLX: the next call of :func:`apply_cache_limit` settles the rest."""
     _GUARD.withdraw(node)
+
+
+def lifted_cache_limit() -> contextlib.AbstractContextManager[None]:
+    """A context without a limit on MLX's buffer cache, for measuring what a computation needs.
+
+    The cache is empty when it begins and when it ends. Meanwhile nodes may convert, but what they ask for is neither
+    applied nor recorded; they ask again with their next message. At the end the very limit that was in force before
+    is back, whoever had set it.
+
+    Raises:
+        RuntimeError: On entry, in a forked child of a process that has used MLX, on the CPU backend; at the end, if
+            somebody else has set a limit meanwhile, which then stays.
+    """
+    return _GUARD.lifted()
 
 
 def cache_limit() -> CacheLimit:

@@ -247,9 +247,9 @@ class EWMATransformer(sigproc.EWMATransformer, BaseStatefulTransformer[EWMASetti
         kernel = _kernels(path).ewma
         if data.dtype != mx.float32:
             data = _as_float32(data)
-        if path != "cpu":
-            # Or the state would hold the graph of every message whose output nobody reads. Here and not below:
-            # where the last output has been read this is free, and a launch of its own otherwise (70 us on CUDA).
+        if path == "cuda":
+            # Or the state would hold the graph of every message whose output nobody reads. Here and not below: the
+            # kernel makes both, so that this is free where the last output has been read (else a launch, 70 us).
             _schedule(state.zi, state.weight)
         average, zf = kernel(data, state.alpha, state.zi, axis, sizes)
         weight = None
@@ -258,8 +258,8 @@ class EWMATransformer(sigproc.EWMATransformer, BaseStatefulTransformer[EWMASetti
             weights, weight = kernel(mx.where(finite, 1.0, math.nan), state.alpha, state.weight, axis, sizes)
             average = mx.where(finite, average / weights, average)
         if self.settings.accumulate:
-            if path != "cpu" and state.n_seen == 0:
-                # So that a transformer can be warmed up in one thread and used in another.
+            if path in ("metal", "plain") or (path == "cuda" and state.n_seen == 0):
+                # Likewise, and so that a transformer can be warmed up in one thread and used in another.
                 _schedule(zf, weight)
             state.zi = zf
             state.weight = weight

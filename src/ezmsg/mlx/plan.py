@@ -1,0 +1,299 @@
+"""Find the limit on MLX's buffer cache that a chain of processing steps needs, by running it.
+
+A limit below the working set of the steady message costs 30-70 % of the speed; one above it costs memory only. How
+large the working set is follows from what a chain keeps alive while it computes, which no formula knows::
+
+    recommendation = recommend_cache_limit([to_mlx, highpass, power, to_numpy], messages)
+    print(recommendation.reason)
+    settings = AsArraySettings(backend="mlx", mlx_cache_limit_mb=recommendation.limit_mb)
+"""
+
+import collections
+import contextlib
+import copy
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ezmsg.baseproc import BaseProcessor, resolve_stream_dim
+from ezmsg.util.messages.axisarray import AxisArray, LinearAxis
+from ezmsg.util.messages.util import replace
+
+from .cache import MIB, _has_gpu_allocator, lifted_cache_limit
+from .convert import is_mlx_array
+
+Step = Callable[[AxisArray], AxisArray | list[AxisArray] | None]
+Chain = Step | Sequence[Step]
+
+MARGIN = 1.25
+"""The limit is so many times what was measured. In a graph one message begins before the last one has left: with each
+node of a chain at a message of its own, its cache grew to 1.15 times that of one message at a time."""
+
+# A state that is replaced by a new one of the same size needs two buffers, one of them from the second time on.
+_RARE_REPETITIONS = 2
+
+
+@dataclass(frozen=True)
+class CacheRecommendation:
+    """A limit on MLX's buffer cache, and the measurements behind it. Sizes in MiB."""
+
+    limit_mb: float
+    """The limit, a whole number, for ``AsArraySettings.mlx_cache_limit_mb``."""
+
+    working_set_mb: float
+    """What the steady message leaves in the cache, and finds there again."""
+
+    steady_length: int
+    """The most common length of a message, in samples."""
+
+    added_mb: dict[int, float]
+    """What each of the rarer lengths (in samples) adds to the cache, if no limit trims it."""
+
+    reason: str
+    """Why the limit is what it is, in one sentence."""
+
+    @property
+    def n_lengths(self) -> int:
+        """How many different lengths the messages have, the steady one included."""
+        return 1 + len(self.added_mb)
+
+
+def measure_working_set(
+    chain: Chain | Callable[[], Chain], message: AxisArray, *, repetitions: int = 10, factory: bool | None = None
+) -> float:
+    """Run a chain over a message until MLX's buffer cache serves it, and return how large the cache is then.
+
+    Args:
+        chain: As for :func:`recommend_cache_limit`, which also tells what is left as it was found.
+        message: The message. It is repeated as one stream without gaps: the offset of a linear stream axis moves on.
+        repetitions: How often. A chain that emits only now and then (a window of many messages) needs as many
+            messages as it takes to emit twice.
+        factory: As for :func:`recommend_cache_limit`.
+
+    Returns:
+        The working set in MiB: with a cache at least as large, no repetition asks the system for memory. Memory of
+        live arrays, such as the state of the chain, is not part of it.
+
+    Raises:
+        As :func:`recommend_cache_limit`.
+    """
+    _check_repetitions(repetitions)
+    with lifted_cache_limit():
+        return _fill_cache(chain, factory, [(message, repetitions)])[0] / MIB
+
+
+def recommend_cache_limit(
+    chain: Chain | Callable[[], Chain],
+    messages: Iterable[AxisArray],
+    *,
+    repetitions: int = 10,
+    factory: bool | None = None,
+) -> CacheRecommendation:
+    """Recommend a limit on MLX's buffer cache for a chain, given a sample of the messages that it is to process.
+
+    The limit is never below one working set of the steady message, the most common length, so that it costs no
+    speed. What it holds of the rarer lengths depends on MLX's allocator:
+
+    * On a GPU (Metal, CUDA) a full cache drops what was used least recently. The limit holds the steady message and the
+      costliest of the rarer ones, which then neither pushes the steady one out nor allocates everything it frees anew.
+    * On the CPU a full cache turns away what is freed, and buffers of lengths that do not come again stay for good.
+      They take the place of the steady message's wherever they come first: with a limit of one working set, the four
+      longest messages of a stream at its start cost the steady one 40 % of its cache for good; with a message in
+      each node of the chain at once it lost 60 %. So the limit holds all lengths in *messages*. Where that is much,
+      :obj:`ezmsg.mlx.rechunk.Rechunk` in front of the chain leaves few lengths.
+
+    A quarter is added for messages that are under way at the same time (see :data:`MARGIN`). The limit belongs to the
+    process: for several chains in one, add their limits up.
+
+    Runs the chain here, in this process and thread. **Left as found:** the limit on the cache, and the state of the
+    chain: the attributes of every step that is an object, and of every transformer that a function among the steps
+    refers to by name, are copied before and put back after. State kept elsewhere is not; give a factory then. **Not
+    left as found:** the contents of the cache, which is empty afterwards, so the next message of whatever runs in this
+    process allocates anew; and ``mx.get_peak_memory()``. While it runs, no limit holds in this process.
+
+    Args:
+        chain: A callable that takes and returns a message, such as a transformer; or a sequence of them, applied in
+            order. One that returns a list, such as ``RechunkTransformer``, has its messages fed on one by one; None
+            ends the message there. Or a factory: a callable without arguments that returns such a chain.
+        messages: A sample of the stream, finite. For each length along the stream dimension the first message is
+            kept and repeated, as one stream without gaps; messages without samples are left out.
+        repetitions: How often the steady message is repeated, see :func:`measure_working_set`.
+        factory: Whether *chain* is a factory. None: it is if it takes no argument.
+
+    Raises:
+        ValueError: No message has samples, or *repetitions* is below 1.
+        TypeError: A step is not callable, or has state that cannot be copied; a message is no AxisArray.
+        RuntimeError: See :func:`ezmsg.mlx.cache.lifted_cache_limit`.
+    """
+    _check_repetitions(repetitions)
+    counts: collections.Counter[int] = collections.Counter()
+    first: dict[int, AxisArray] = {}
+    for message in messages:
+        length = _length(message)
+        if length:
+            counts[length] += 1
+            first.setdefault(length, message)
+    if not counts:
+        raise ValueError("messages holds no message with samples; one at least is needed.")
+
+    steady = counts.most_common(1)[0][0]
+    rarer = sorted(first.keys() - {steady})
+    # The longest right after the steady one, then upwards: a buffer serves smaller requests only, so that each length
+    # adds its full share.
+    rarer = rarer[-1:] + rarer[:-1]
+    rounds = [(first[steady], repetitions), *((first[length], _RARE_REPETITIONS) for length in rarer)]
+    with lifted_cache_limit():
+        filled = [n_bytes / MIB for n_bytes in _fill_cache(chain, factory, rounds)]
+    added = {length: after - before for length, before, after in zip(rarer, filled, filled[1:])}
+    added = dict(sorted(added.items()))
+    limit, reason = _limit(filled[0], steady, added, trims=_has_gpu_allocator())
+    return CacheRecommendation(limit, filled[0], steady, added, reason)
+
+
+def _limit(working_set: float, steady: int, added: dict[int, float], trims: bool) -> tuple[float, str]:
+    """The limit in MiB and its reason; *trims*: whether the allocator drops what was used least recently."""
+    needed = working_set
+    reason = f"the working set of the steady message ({steady} samples) is {working_set:.1f} MiB"
+    rarer = f"the rarer lengths ({len(added)} seen)"
+    if added and trims:
+        costliest = max(added, key=added.__getitem__)
+        needed += added[costliest]
+        reason += f", and the costliest of {rarer}, {costliest} samples, adds {added[costliest]:.1f} MiB"
+    elif added:
+        needed += sum(added.values())
+        reason += f", and {rarer} add {sum(added.values()):.1f} MiB, which MLX does not trim on the CPU"
+    limit = float(max(math.ceil(MARGIN * needed), 1))
+    return limit, f"{limit:g} MiB: {reason}; {MARGIN - 1:.0%} are added for messages under way at the same time."
+
+
+def _check_repetitions(repetitions: int) -> None:
+    if isinstance(repetitions, bool) or not isinstance(repetitions, int):
+        raise TypeError(f"repetitions must be an integer, got {repetitions!r}.")
+    if repetitions < 1:
+        raise ValueError(f"repetitions must be at least 1, got {repetitions!r}.")
+
+
+def _length(message: AxisArray) -> int:
+    if not isinstance(message, AxisArray):
+        raise TypeError(f"A message must be an AxisArray, got {type(message).__name__}.")
+    return message.data.shape[message.get_axis_idx(resolve_stream_dim(message))]
+
+
+def _fill_cache(
+    chain: Chain | Callable[[], Chain], factory: bool | None, rounds: Iterable[tuple[AxisArray, int]]
+) -> list[int]:
+    """Run *chain* over each message so often, as one stream; after each, the most bytes that MLX's cache has held."""
+    import mlx.core as mx
+
+    filled: list[int] = []
+    most, offset = 0, None
+    with _steps_of(chain, factory) as steps:
+        for message, repetitions in rounds:
+            for _ in range(repetitions):
+                message, offset = _moved(message, offset)
+                # No name for what a step returns: what has a name is kept alive, and MLX computes in place otherwise.
+                for output in _outputs(steps, message):
+                    mx.eval(_mlx_arrays(output))
+                    del output
+                # What the last operations used comes back when the stream is done with them, not with their results.
+                mx.synchronize()
+                most = max(most, mx.get_cache_memory())
+            filled.append(most)
+    return filled
+
+
+def _moved(message: AxisArray, offset: float | None) -> tuple[AxisArray, float | None]:
+    """The message at *offset* (None: at its own) along its stream axis, and the offset of the one that follows."""
+    length, dim = _length(message), resolve_stream_dim(message)
+    axis = message.axes.get(dim)
+    if not isinstance(axis, LinearAxis):
+        return message, offset
+    axis = replace(axis, offset=axis.offset if offset is None else offset)
+    return replace(message, axes={**message.axes, dim: axis}), axis.value(length)
+
+
+def _outputs(steps: list[Step], message: AxisArray) -> Iterator[AxisArray]:
+    for number, step in enumerate(steps, start=1):
+        message = step(message)
+        if message is None:
+            return
+        if isinstance(message, list):
+            for piece in message:
+                yield from _outputs(steps[number:], piece)
+            return
+    yield message
+
+
+def _mlx_arrays(output: AxisArray) -> list[object]:
+    coordinates = [getattr(axis, "data", None) for axis in output.axes.values()]
+    return [array for array in (output.data, *coordinates, *output.attrs.values()) if is_mlx_array(array)]
+
+
+@contextlib.contextmanager
+def _steps_of(chain: Chain | Callable[[], Chain], factory: bool | None) -> Iterator[list[Step]]:
+    """The steps of *chain*, whose state is the same afterwards as before."""
+    is_factory = _takes_no_argument(chain) if factory is None else factory
+    built = chain() if is_factory else chain
+    steps = list(built) if isinstance(built, Sequence) else [built]
+    for step in steps:
+        if not callable(step):
+            raise TypeError(f"chain must be a callable or a sequence of callables, got {step!r} in it.")
+    keepers = [] if is_factory else list(_keepers_of_state(steps, set()))
+    found = [dict(vars(keeper)) for keeper in keepers]
+    try:
+        copies = copy.deepcopy(found)
+    except Exception as error:
+        raise TypeError(
+            f"The state of the chain cannot be copied ({error}), so it could not be left as it is; give a factory, "
+            "a callable without arguments that builds the chain."
+        ) from error
+    # The chain runs on copies, so that whoever holds an object of its state finds that one unchanged, too.
+    for keeper, attributes in zip(keepers, copies):
+        vars(keeper).update(attributes)
+    try:
+        yield steps
+    finally:
+        for keeper, attributes in zip(keepers, found):
+            vars(keeper).clear()
+            vars(keeper).update(attributes)
+
+
+def _takes_no_argument(chain: object) -> bool:
+    try:
+        return callable(chain) and not inspect.signature(chain).parameters
+    except ValueError:
+        return False
+
+
+def _keepers_of_state(steps: Iterable[object], seen: set[int], named: bool = False) -> Iterator[object]:
+    """The objects among *steps* whose attributes may be state, and those that the functions among them refer to.
+
+    Of what functions refer to (*named*) only transformers count: modules, loggers and arrays are nobody's state.
+    """
+    for step in steps:
+        if id(step) in seen:
+            continue
+        seen.add(id(step))
+        if isinstance(step, functools.partial):
+            yield from _keepers_of_state((step.func, *step.args, *step.keywords.values()), seen, named)
+        elif inspect.ismethod(step):
+            yield from _keepers_of_state((step.__self__,), seen, named)
+        elif inspect.isfunction(step):
+            yield from _keepers_of_state(_referred(step), seen, True)
+        elif isinstance(step, (list, tuple)):
+            yield from _keepers_of_state(step, seen, named)
+        elif isinstance(step, BaseProcessor) or (not named and not inspect.isclass(step) and hasattr(step, "__dict__")):
+            yield step
+
+
+def _referred(function: Callable) -> list[object]:
+    """What a function refers to by name, except for the functions of other modules."""
+    variables = inspect.getclosurevars(function)
+    values = (*variables.nonlocals.values(), *variables.globals.values())
+    return [
+        value
+        for value in values
+        if getattr(value, "__module__", None) == function.__module__ or not inspect.isfunction(value)
+    ]
