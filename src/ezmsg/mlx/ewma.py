@@ -110,29 +110,33 @@ def ewma(
     """
     import mlx.core as mx
 
-    if isinstance(alpha, bool) or not (isinstance(alpha, numbers.Real) and 0.0 < alpha <= 1.0):
+    is_number = type(alpha) is float or (isinstance(alpha, numbers.Real) and not isinstance(alpha, bool))
+    if not (is_number and 0.0 < alpha <= 1.0):
         raise ValueError(f"alpha is {alpha!r}; allowed is a number > 0 and <= 1.")
     if path is not None and path not in get_args(Path):
         raise ValueError(f"path is {path!r}; allowed are {', '.join(get_args(Path))} and None.")
-    if not -x.ndim <= axis < x.ndim:
-        raise ValueError(f"axis is {axis}; x of shape {x.shape} has {x.ndim} dimensions.")
-    x = _as_float32(x)
-    axis %= x.ndim
+    shape = x.shape
+    n_dims = len(shape)
+    if not -n_dims <= axis < n_dims:
+        raise ValueError(f"axis is {axis}; x of shape {shape} has {n_dims} dimensions.")
+    axis %= n_dims
     if chunk_sizes is not CHUNK_SIZES:
         chunk_sizes = normalize_chunk_sizes(chunk_sizes, MAX_CHUNK_SIZE)
-    before, after = x.shape[:axis], x.shape[axis + 1 :]
-    state_shape, pair_shape = (*before, 1, *after), (*before, 2, *after)
-    if zi is None:
-        zi = mx.zeros(state_shape)
-    if zi.shape not in (state_shape, pair_shape):
-        raise ValueError(f"zi has shape {zi.shape}; allowed with x of shape {x.shape} are {state_shape}, {pair_shape}.")
-    zi = _as_float32(zi)
-    if x.size == 0:
+    state_shape, pair_shape = ((*shape[:axis], length, *shape[axis + 1 :]) for length in (1, 2))
+    given_shape = state_shape if zi is None else zi.shape
+    if given_shape not in (state_shape, pair_shape):
+        raise ValueError(
+            f"zi has shape {given_shape}; allowed with x of shape {shape} are {state_shape}, {pair_shape}."
+        )
+    x = _as_float32(x)
+    zi = mx.zeros(state_shape) if zi is None else _as_float32(zi)
+    if 0 in shape:
         return x, zi
-    is_pair = zi.shape == pair_shape
-    pair = zi if is_pair else mx.concatenate([zi, mx.zeros_like(zi)], axis=axis)
-    y, pair = _kernels(path or _select_path(alpha)).ewma(x, float(alpha), pair, axis, chunk_sizes)
-    return y, pair if is_pair else mx.split(pair, 2, axis=axis)[0]
+    kernels = _kernels(path or _select_path(alpha))
+    if given_shape == pair_shape:
+        return kernels.ewma(x, float(alpha), zi, axis, chunk_sizes)
+    y, pair = kernels.ewma(x, float(alpha), mx.concatenate([zi, mx.zeros_like(zi)], axis=axis), axis, chunk_sizes)
+    return y, mx.split(pair, 2, axis=axis)[0]
 
 
 class EWMASettings(sigproc.EWMASettings):
@@ -210,7 +214,6 @@ class EWMATransformer(sigproc.EWMATransformer, BaseStatefulTransformer[EWMASetti
     def _reset_state(self, message: AxisArray) -> None:
         dim = resolve_configured_stream_dim(self, message, self.settings.axis)
         gain = _sampling_period(message, dim)
-        super()._reset_state(message)
         state = self._state
         if dim != state.stream_dim or not _same_rate(gain, state.gain):
             # Otherwise the known one stays: the hash of this message was taken with it, and would not be that of the
@@ -219,9 +222,12 @@ class EWMATransformer(sigproc.EWMATransformer, BaseStatefulTransformer[EWMASetti
         state.stream_dim = dim
         state.axis_idx = message.get_axis_idx(dim)
         state.weight = None
-        if is_mlx_array(message.data):
+        if not is_mlx_array(message.data):
+            super()._reset_state(message)
+        else:
             import mlx.core as mx
 
+            state.n_seen = 0
             state.alpha = -math.expm1(-state.gain / self.settings.time_constant)
             shape = list(message.data.shape)
             shape[state.axis_idx] = 2

@@ -62,8 +62,9 @@ _told: set[str] = set()
 def memory_snapshot() -> MemorySnapshot:
     """The memory of this process now.
 
-    Never waits for the device, never loads MLX, and leaves MLX's cache limit alone; some 60 us on Linux. A metric that
-    the platform cannot give is NaN, which is logged once (INFO).
+    Never waits for the device, never loads MLX, and leaves MLX's cache limit alone. Takes some 60 us, also on CUDA
+    while the device is busy; once 16 ms there, to reach the driver. A metric that the platform cannot give is NaN,
+    which is logged once (INFO).
     """
     # Not imported: what has not been loaded uses nothing, and loading it is not the business of an observer.
     mx = sys.modules.get("mlx.core")

@@ -5,7 +5,7 @@ large the working set is follows from what a chain keeps alive while it computes
 
     recommendation = recommend_cache_limit([to_mlx, highpass, power, to_numpy], messages)
     print(recommendation.reason)
-    settings = AsArraySettings(backend="mlx", mlx_cache_limit_mb=recommendation.limit_mb)
+    settings = AsArraySettings(backend=ArrayBackend.mlx, mlx_cache_limit_mb=recommendation.limit_mb)
 """
 
 import collections
@@ -14,6 +14,7 @@ import copy
 import functools
 import inspect
 import math
+import numbers
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -169,7 +170,7 @@ def _limit(working_set: float, steady: int, added: dict[int, float], trims: bool
 
 
 def _check_repetitions(repetitions: int) -> None:
-    if isinstance(repetitions, bool) or not isinstance(repetitions, int):
+    if isinstance(repetitions, bool) or not isinstance(repetitions, numbers.Integral):
         raise TypeError(f"repetitions must be an integer, got {repetitions!r}.")
     if repetitions < 1:
         raise ValueError(f"repetitions must be at least 1, got {repetitions!r}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import numbers
 from collections.abc import Callable, Iterable
@@ -27,6 +28,10 @@ def normalize_chunk_sizes(
         ValueError: No size at all, a size that is no integer (bool counts as none), below 1 or above
             *max_chunk_size*.
     """
+    if type(chunk_sizes) is tuple and len(chunk_sizes) == 1 and type(size := chunk_sizes[0]) is int and size >= 1:
+        # One size, as kernels without compiled sizes give it with each message, is in order as it is.
+        if max_chunk_size is None or size <= max_chunk_size:
+            return chunk_sizes
     try:
         sizes = tuple(chunk_sizes)
     except TypeError:
@@ -53,7 +58,7 @@ def _valid_length(valid: int) -> mx.array:
 
 def _next_chunk(remaining: int, sizes: tuple[int, ...]) -> tuple[int, int]:
     """Size of the next chunk, and how many of its samples are data: the smallest that holds all, else the largest."""
-    size = next((size for size in sizes if size >= remaining), sizes[-1])
+    size = sizes[min(bisect.bisect_left(sizes, remaining), len(sizes) - 1)]
     return size, min(remaining, size)
 
 
@@ -99,11 +104,13 @@ def chunked_scan(
     import mlx.core as mx
 
     sizes = normalize_chunk_sizes(chunk_sizes)
-    if not -x.ndim <= axis < x.ndim:
-        raise ValueError(f"axis is {axis}; x of shape {x.shape} has {x.ndim} dimensions.")
-    axis %= x.ndim
-    if n_samples != x.shape[axis]:
-        raise ValueError(f"n_samples is {n_samples}, but x of shape {x.shape} has {x.shape[axis]} along axis {axis}.")
+    shape = x.shape
+    n_dims = len(shape)
+    if not -n_dims <= axis < n_dims:
+        raise ValueError(f"axis is {axis}; x of shape {shape} has {n_dims} dimensions.")
+    axis %= n_dims
+    if n_samples != shape[axis]:
+        raise ValueError(f"n_samples is {n_samples}, but x of shape {shape} has {shape[axis]} along axis {axis}.")
     lead = (slice(None),) * axis
 
     chunks = []
@@ -120,7 +127,7 @@ def chunked_scan(
                     f"{n_samples}; the trimmed result would hold padding as data."
                 )
             if pad:
-                chunk = mx.pad(chunk, [(0, size - valid if dim == axis else 0) for dim in range(x.ndim)])
+                chunk = mx.pad(chunk, [(0, size - valid if dim == axis else 0) for dim in range(n_dims)])
         y, state = launch(chunk, state, size, _valid_length(valid))
         if y.ndim <= axis or y.shape[axis] != size:
             raise ValueError(

@@ -34,6 +34,9 @@ TILE = 8 * SAMPLES
 _COMMON = r"""
 namespace {
 
+// Beyond this a deviation is taken for one that is not finite, before sums of its kind overflow.
+constexpr float LARGEST = 3.4e38f;
+
 // Samples past the end count as not finite: like those, they leave the state alone.
 template <int SAMPLES>
 __device__ void load(const float* x, size_t first, size_t n, size_t channel, size_t n_channels, float* samples) {
@@ -73,7 +76,7 @@ _LOCAL = r"""
   #pragma unroll
   for (int i = 0; i < SAMPLES; ++i) {
     float deviation = (samples[i] - before.high) - before.low;
-    if (isfinite(deviation)) {
+    if (fabsf(deviation) < LARGEST) {
       state = beta_f * fmaf(alpha_f, deviation, state);
       ++n_finite;
     }
@@ -182,7 +185,7 @@ _RESULT = (
   for (int i = 0; i < SAMPLES; ++i) {
     float deviation = (samples[i] - before.high) - before.low;
     float result = samples[i];
-    if (isfinite(deviation)) {
+    if (fabsf(deviation) < LARGEST) {
       float moved = fmaf(alpha_f, deviation, state);
       state = beta_f * moved;
       result = before.high + (before.low + moved);

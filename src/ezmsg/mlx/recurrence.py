@@ -1,0 +1,116 @@
+"""What the filters with a memory share: choice of kernels, dtype, sampling rate, start of a stream."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from types import ModuleType
+from typing import TYPE_CHECKING, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+from ezmsg.util.messages.axisarray import AxisArray, LinearAxis
+from ezmsg.util.messages.util import replace
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+SAME_RATE = 1e-6
+"""Relative difference up to which two sampling rates count as one. Clock synchronisation (LSL) lets the nominal
+rate wobble in the last digits; a filter that starts anew each time never settles."""
+
+Path = Literal["cpu", "cuda", "metal", "plain"]
+"""Kernels of a recurrence: numba's, those written for CUDA, those for Metal, and plain MLX operations."""
+
+
+def default_path() -> Path:
+    """The path for MLX's default device, as it is now: a GPU build may run on its CPU device."""
+    import mlx.core as mx
+
+    if mx.default_device().type == mx.cpu:
+        return "cpu"
+    if mx.cuda.is_available():
+        return "cuda"
+    return "metal" if mx.metal.is_available() else "plain"
+
+
+def check_path(path: str | None) -> None:
+    """
+    Raises:
+        ValueError: *path* is neither None nor a :data:`Path`.
+    """
+    if path is not None and path not in get_args(Path):
+        raise ValueError(f"path is {path!r}; allowed are {', '.join(get_args(Path))} and None.")
+
+
+@functools.cache
+def kernels(name: str) -> ModuleType:
+    """The module *name* of :mod:`ezmsg.mlx.kernels`, imported at the first use, since it compiles or needs MLX."""
+    return importlib.import_module(f"ezmsg.mlx.kernels.{name}")
+
+
+def as_float32(x: mx.array, operation: str) -> mx.array:
+    """*x* as float32, from any real dtype.
+
+    Raises:
+        TypeError: *x* is complex; the error calls what was to be done with it *operation*.
+    """
+    import mlx.core as mx
+
+    if x.dtype == mx.float32:
+        return x
+    if x.dtype == mx.complex64:
+        raise TypeError(f"{operation} of complex64 data is not defined; use a real dtype.")
+    if x.dtype == mx.float64:
+        # Only MLX's CPU device has float64; a GPU as the default device does not even cast it.
+        return x.astype(mx.float32, stream=mx.cpu)
+    return x.astype(mx.float32)
+
+
+def schedule(*states: mx.array | None) -> None:
+    """Start computing *states*, so that they do not hold the graph of every message whose output nobody reads."""
+    import mlx.core as mx
+
+    mx.async_eval(*(state for state in states if state is not None))
+
+
+def sampling_period(message: AxisArray, dim: str, operation: str) -> float:
+    """The sampling period in seconds along *dim*.
+
+    Raises:
+        ValueError: *dim* has no regular axis, or one whose gain is not a finite number > 0; the error calls what
+            needs it *operation*.
+    """
+    axis = message.axes.get(dim)
+    if not isinstance(axis, LinearAxis):
+        kind = "no axis" if axis is None else f"a {type(axis).__name__}"
+        raise ValueError(
+            f"The stream dimension {dim!r} has {kind}; {operation} needs a LinearAxis, whose gain is the sampling "
+            "period."
+        )
+    if not (math.isfinite(axis.gain) and axis.gain > 0):
+        raise ValueError(f"The axis of the stream dimension {dim!r} has gain {axis.gain!r}; allowed is a number > 0.")
+    return float(axis.gain)
+
+
+def is_same_rate(gain: float, known: float) -> bool:
+    """Whether two sampling periods differ by no more than :data:`SAME_RATE`."""
+    return abs(gain - known) <= SAME_RATE * known
+
+
+def with_known_rate(message: AxisArray, dim: str | None, known: float) -> AxisArray:
+    """*message* with *known* as the sampling period along *dim*, if its own is nearly that; for the state's hash."""
+    axis = message.axes.get(dim)
+    gain = getattr(axis, "gain", known)
+    if gain == known or not is_same_rate(gain, known):
+        return message
+    return replace(message, axes={**message.axes, dim: replace(axis, gain=known)})
+
+
+def first_finite_samples(x: mx.array, axis: int) -> npt.NDArray[np.float64]:
+    """The first finite sample of each channel, with length 1 along *axis*; 0 where there is none. Evaluates *x*."""
+    samples = np.asarray(as_float32(x, "The first sample"))
+    finite = np.isfinite(samples)
+    first = np.take_along_axis(samples, np.expand_dims(finite.argmax(axis=axis), axis), axis=axis)
+    return np.where(np.isfinite(first), first, 0.0).astype(np.float64)

@@ -1,0 +1,122 @@
+"""Second-order-section filters of MLX data, on every MLX backend."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from .recurrence import Path, as_float32, check_path, default_path, kernels
+from .scan import normalize_chunk_sizes
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+MAX_CHUNK_SIZE = 1024
+"""Most samples that one launch of the kernel of plain operations takes."""
+
+
+def select_path() -> Path:
+    """The kernels for MLX's default device, as it is now.
+
+    Plain operations on Metal: ezmsg-sigproc's kernel for Metal runs scipy's recurrence in float32, coefficients
+    included, as ``scipy.signal.sosfilt`` does for float32 data. That is 7e-6 of the peak off for a band-pass of 300 to
+    5000 Hz at 30 kHz, but 1e-4 where an offset of 50 standard deviations is to be removed, 1e-3 for a high-pass of
+    5 Hz, and unstable for one of 0.5 Hz.
+    """
+    path = default_path()
+    return "plain" if path == "metal" else path
+
+
+def run_kernel(
+    x: mx.array,
+    sos: npt.NDArray[np.float64],
+    zi: mx.array,
+    axis: int,
+    chunk_sizes: tuple[int, ...],
+    path: Path | None = None,
+) -> tuple[mx.array, mx.array]:
+    """:func:`sosfilt` without its checks: *x* float32 with samples, *axis* >= 0, *zi* float32 of length 4."""
+    return kernels(f"{path or select_path()}_sosfilt").sosfilt(x, sos, zi, axis, chunk_sizes)
+
+
+def check_sos(sos: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """*sos* as scipy's functions return it, in float64.
+
+    Raises:
+        ValueError: Not of shape (n_sections, 6) with one section or more, not finite, or an ``a0`` that is not 1.
+    """
+    array = np.array(sos, dtype=np.float64, order="C", ndmin=2)
+    if array.ndim != 2 or array.shape[1] != 6 or not len(array):
+        raise ValueError(f"sos has shape {np.shape(sos)}; allowed is (n_sections, 6) with one section or more.")
+    if not np.isfinite(array).all():
+        raise ValueError("sos has coefficients that are not finite.")
+    if (array[:, 3] != 1.0).any():
+        raise ValueError(f"sos[:, 3] is {array[:, 3].tolist()}; allowed are ones only.")
+    return array
+
+
+def sosfilt(
+    x: mx.array,
+    sos: npt.ArrayLike,
+    zi: mx.array | None = None,
+    *,
+    axis: int = -1,
+    chunk_sizes: tuple[int, ...] = (32, 512),
+    path: Path | None = None,
+) -> tuple[mx.array, mx.array]:
+    """Filter along one axis with a cascade of second-order sections, carrying its state.
+
+    The counterpart of ``scipy.signal.sosfilt(sos, x, axis, zi)``, transposed direct form II, of any number of
+    sections. Results follow scipy's in float64 within 1e-5 of the largest value, high-passes down to 0.5 Hz at 30 kHz
+    included, whatever the cutting of the stream. Arithmetic is float64 on the paths ``"cpu"`` and ``"cuda"``, and
+    float32 on a state that it is enough for on the path ``"plain"``; that one is 1e-4 off where poles are next to -1
+    (a low-pass within 1 % of half the sampling rate).
+
+    A sample that is not finite, or whose magnitude is above 1e30, comes out as it is, and the filter of its channel
+    goes on as if it had not been there; other channels do not notice.
+
+    Args:
+        x: Data of any real dtype and any number of dimensions; computed from float32.
+        sos: Coefficients as scipy's design functions return them, ``(n_sections, 6)``, in float64.
+        zi: State in scipy's layout: ``(n_sections, ..., 2, ...)``, the shape of *x* with 2 in the place of *axis*,
+            behind the number of sections; or with 4 in that place, the last two being what the first two lost in
+            rounding to float32. Without these a high-pass of 0.5 Hz at 30 kHz whose data comes in pieces goes wrong
+            by 1e-3 and more. None: zero, with 4.
+        axis: The axis to filter along.
+        chunk_sizes: Samples a launch, on the path ``"plain"``: integers from 1 to 1024.
+        path: Kernels to use: ``"cpu"`` (numba), ``"cuda"``, or ``"plain"`` (MLX operations, on any device; also
+            taken on Metal). None: the ones for MLX's default device at the time of the call.
+
+    Returns:
+        The filtered data, float32, of the shape of *x*; and the state after the last sample, of the form of *zi*.
+
+    Raises:
+        ValueError: *sos*, *axis*, *chunk_sizes*, *path* or the shape of *zi* is not as above.
+        TypeError: *x* or *zi* is complex.
+    """
+    import mlx.core as mx
+
+    check_path(path)
+    sections = check_sos(sos)
+    if not -x.ndim <= axis < x.ndim:
+        raise ValueError(f"axis is {axis}; x of shape {x.shape} has {x.ndim} dimensions.")
+    axis %= x.ndim
+    sizes = normalize_chunk_sizes(chunk_sizes, MAX_CHUNK_SIZE)
+    x = as_float32(x, "Filtering")
+    state_shape, pair_shape = ((len(sections), *x.shape[:axis], length, *x.shape[axis + 1 :]) for length in (2, 4))
+    if zi is None:
+        zi = mx.zeros(pair_shape)
+    if zi.shape not in (state_shape, pair_shape):
+        raise ValueError(
+            f"zi has shape {zi.shape}; allowed with {len(sections)} sections and x of shape {x.shape} are "
+            f"{state_shape} and {pair_shape}."
+        )
+    zi = as_float32(zi, "Filtering with a state")
+    if x.size == 0:
+        return x, zi
+    is_pair = zi.shape == pair_shape
+    pairs = zi if is_pair else mx.concatenate([zi, mx.zeros_like(zi)], axis=axis + 1)
+    y, pairs = run_kernel(x, sections, pairs, axis, sizes, "plain" if path == "metal" else path)
+    return y, pairs if is_pair else mx.split(pairs, 2, axis=axis + 1)[0]
