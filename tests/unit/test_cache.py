@@ -3,6 +3,7 @@
 import decimal
 import fractions
 import gc
+import importlib.machinery
 import logging
 import math
 import sys
@@ -18,7 +19,15 @@ from helpers.processes import RecordedLog, in_forked_child, in_fresh_process, ru
 
 from ezmsg.mlx import cache
 from ezmsg.mlx.asarray import AsArraySettings, AsArrayTransformer
-from ezmsg.mlx.cache import MIB, CacheLimit, apply_cache_limit, cache_limit, check_cache_limit, withdraw_cache_limit
+from ezmsg.mlx.cache import (
+    MIB,
+    CacheLimit,
+    apply_cache_limit,
+    cache_limit,
+    check_cache_limit,
+    lifted_cache_limit,
+    withdraw_cache_limit,
+)
 
 GPU_DEFAULT = 130_000 * MIB
 
@@ -69,6 +78,10 @@ class Allocator(types.ModuleType):
     def get_active_memory(self) -> int:
         self.calls["get_active_memory"] += 1
         return 0
+
+    def clear_cache(self) -> None:
+        self.calls["clear_cache"] += 1
+        self.cached = 0
 
     def free(self, mib: float) -> None:
         """A buffer is freed, and cached if the limit has room for it (on a GPU: for its first byte)."""
@@ -392,6 +405,18 @@ def test_when_nobody_asks_any_more_the_limit_goes_back(cpu, log):
     assert not log.warnings
 
 
+def test_limit_goes_back_to_the_last_one_set_outside(cpu):
+    node = Node()
+    apply_cache_limit(node, 64)
+    cpu.set_outside(1024)
+    cpu.free(100)
+    apply_cache_limit(node, 64)
+    assert cpu.limit_mb == 64
+    apply_cache_limit(node, None)
+    assert cpu.limit_mb == 1024
+    assert cache_limit() == CacheLimit(1024.0, "outside")
+
+
 def test_a_node_without_a_limit_notices_that_nobody_asks_any_more(mlx):
     before = mlx.limit
     node, without = Node(), Node()
@@ -401,6 +426,30 @@ def test_a_node_without_a_limit_notices_that_nobody_asks_any_more(mlx):
     del node
     apply_cache_limit(without, None)
     assert mlx.limit == before
+
+
+def test_one_thread_at_a_time_changes_the_limit(mlx):
+    together = threading.Barrier(2)
+    met = []
+    set_cache_limit = mlx.set_cache_limit
+
+    def slow_set_cache_limit(limit: int) -> int:
+        try:
+            together.wait(0.2)
+            met.append(limit)
+        except threading.BrokenBarrierError:
+            pass
+        return set_cache_limit(limit)
+
+    mlx.set_cache_limit = slow_set_cache_limit
+    nodes = [Node(), Node()]
+    threads = [threading.Thread(target=apply_cache_limit, args=(node, 64 + i)) for i, node in enumerate(nodes)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not met
+    assert mlx.limit_mb == 64
 
 
 # Somebody else's limits
@@ -575,6 +624,33 @@ def test_cpu_allocator_has_no_overshoot(cpu):
     cpu.free(1 / MIB)
     apply_cache_limit(node, 64)
     assert cpu.limit_mb == 64
+
+
+# Lifted for a measurement
+
+
+def test_lifted_limit_is_back_afterwards_and_requests_made_meanwhile_wait(mlx):
+    a, b = Node(), Node()
+    apply_cache_limit(a, 64)
+    with lifted_cache_limit():
+        for _ in range(3):
+            mlx.free(100)
+            apply_cache_limit(a, 64)
+            apply_cache_limit(b, 32)
+        assert mlx.cached == 300 * MIB
+    assert mlx.limit_mb == 64
+    assert mlx.cached == 0
+    apply_cache_limit(b, 32)
+    assert mlx.limit_mb == 32
+
+
+def test_limit_set_outside_while_it_is_lifted_stays_and_voids_the_measurement(mlx):
+    node = Node()
+    apply_cache_limit(node, 64)
+    with pytest.raises(RuntimeError, match="was set to 48 MiB while it was lifted"):
+        with lifted_cache_limit():
+            mlx.set_outside(48)
+    assert mlx.limit_mb == 48
 
 
 # MLX itself, each in a process of its own
@@ -769,13 +845,37 @@ def test_cache_stays_below_the_limit_however_many_lengths_come():
     assert limit / 2 < largest_cache(to_mlx(8.0)) <= limit + one_buffer
 
 
+def stop_half_way(failed: threading.Event, name: str) -> None:
+    """Let the import of an extension module pause where its module is in ``sys.modules``, but still empty."""
+    assert name not in sys.modules
+
+    class Finder:
+        @staticmethod
+        def find_spec(fullname, path=None, target=None):
+            if fullname != name:
+                return None
+            spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+            execute = spec.loader.exec_module
+
+            def exec_module(module: types.ModuleType) -> None:
+                # As long as it takes the others to fail, if they do.
+                failed.wait(0.5)
+                execute(module)
+
+            spec.loader.exec_module = exec_module
+            return spec
+
+    sys.meta_path.insert(0, Finder)
+
+
 @needs_mlx
 @in_fresh_process
 def test_threads_may_convert_at_once_through_different_nodes():
-    # MLX has not been imported yet in this process: the threads meet that as well.
-    assert "mlx.core" not in sys.modules
+    # MLX has not been imported yet in this process, and the threads meet it half-way imported.
+    failed = threading.Event()
+    stop_half_way(failed, "mlx.core")
     n_threads, n_messages = 8, 200
-    nodes = [to_mlx(64.0 + i) for i in range(n_threads)]
+    nodes = [to_mlx(64.0 + i if i % 2 == 0 else None) for i in range(n_threads)]
     barrier = threading.Barrier(n_threads)
     failures: list[str] = []
 
@@ -788,6 +888,7 @@ def test_threads_may_convert_at_once_through_different_nodes():
                 assert result.dtype == np.float32 and np.all(result == i)
         except BaseException as error:
             failures.append(repr(error))
+            failed.set()
 
     switch_interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
@@ -801,7 +902,7 @@ def test_threads_may_convert_at_once_through_different_nodes():
     assert not failures
     assert limit_in_force() == cache_limit().limit_mb == 64
     disagreements = [warning for warning in log.warnings if "asks for an MLX cache limit" in warning]
-    assert len(disagreements) == len(set(disagreements)) <= n_threads * (n_threads - 1) / 2
+    assert len(disagreements) == len(set(disagreements)) <= 4 * 3 / 2
 
 
 # Forks, of which the setter of MLX's CPU allocator waits for ever if the parent has used MLX
@@ -846,6 +947,16 @@ def test_forked_child_of_a_process_that_used_mlx_keeps_its_limit_and_says_so():
     assert values == EXPECTED
     assert calls["set_cache_limit"] == 0
     assert len(warnings) == 1
+
+    # Nor does a node that came along with the parent's request pass for one that has been told.
+    def convert_with_the_node_of_the_parent() -> list[str]:
+        with RecordedLog() as log:
+            for _ in range(10):
+                node(message(np.ones((3, 2), "f4")))
+            return log.warnings
+
+    (warning,) = in_forked_child(convert_with_the_node_of_the_parent)
+    assert "was forked from one that had used MLX" in warning
 
 
 @needs_cpu_only

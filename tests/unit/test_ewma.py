@@ -197,3 +197,10 @@ def test_plain_operations_count_a_bad_sample_as_one_at_the_average_before_its_ch
     finite = np.isfinite(x)
     check_close(np.array(y)[finite], np.array(expected)[finite], 1e-6)
     np.testing.assert_array_equal(np.array(y)[~finite], x[~finite])
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_cpu_result_is_contiguous(axis):
+    # With rows apart, whatever is computed from it next takes several times as long.
+    y, _ = ewma(mx.array(noise(5, 6, 7)), 0.1, axis=axis, path="cpu")
+    assert np.asarray(y).flags.c_contiguous

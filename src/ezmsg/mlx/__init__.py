@@ -18,6 +18,7 @@ from .memory import (
     memory_snapshot,
 )
 from .plan import CacheRecommendation, measure_working_set, recommend_cache_limit
+from .pow import Pow, PowSettings, PowTransformer
 from .readlate import ReadLate, ReadLateSettings, ReadLateTransformer
 from .rechunk import Rechunk, RechunkSettings, RechunkTransformer
 from .scan import chunked_scan, normalize_chunk_sizes
@@ -46,6 +47,9 @@ __all__ = [
     "MemoryMonitorProducer",
     "MemoryMonitorSettings",
     "MemorySnapshot",
+    "Pow",
+    "PowSettings",
+    "PowTransformer",
     "ReadLate",
     "ReadLateSettings",
     "ReadLateTransformer",

@@ -23,11 +23,17 @@ from ..scan import chunked_scan
 from .cuda import grid_size
 from .layout import LARGEST_SAMPLE, time_back, time_first
 
-SAMPLES = 16
+SAMPLES = 8
 """Samples that one thread keeps in registers."""
 
-LONE_TILE = 32 * SAMPLES
-"""Samples of the largest message that takes one launch."""
+LONE_SAMPLES = 16
+"""The same in a message that takes one launch."""
+
+LONE_TILE = 32 * LONE_SAMPLES
+"""Samples of the largest such message."""
+
+THREADS = 128
+"""Threads of a block for a longer message: with the registers that a thread takes, five blocks fit in an SM."""
 
 LONE_LANES = 8
 """Channels of a block in that launch; few, so that 256 channels are spread over 32 multiprocessors."""
@@ -338,14 +344,14 @@ def _recurrence(sos: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.longdouble
 
 
 def table(sos: npt.NDArray[np.float64], tile: int) -> npt.NDArray[np.float64]:
-    """What the kernels need of *sos*: rows, each with the transition over :data:`SAMPLES`; then that over *tile*.
+    """What the kernels need of *sos*: rows, each with the transition over :data:`LONE_SAMPLES`; then that over *tile*.
 
     In extended precision where the machine has it: the transition of a double pole next to 1 over 256 samples has
     entries of 256, and its powers amplify what rounding does to them.
     """
     rows, transition = _recurrence(sos)
     sections = [
-        np.concatenate([row, np.linalg.matrix_power(_recurrence(section[None])[1], SAMPLES).ravel()])
+        np.concatenate([row, np.linalg.matrix_power(_recurrence(section[None])[1], LONE_SAMPLES).ravel()])
         for row, section in zip(rows, sos, strict=True)
     ]
     over_tile = np.linalg.matrix_power(transition, tile).ravel() if tile else []
@@ -367,8 +373,8 @@ def _launch_lone(
 ) -> tuple[mx.array, mx.array]:
     n_channels = chunk.shape[1]
     lanes = min(LONE_LANES, 1 << (n_channels - 1).bit_length())
-    threads = LONE_TILE // SAMPLES
-    y, zf = _kernel("lone", SECTIONS=len(sos), LANES=lanes, THREADS=threads, SAMPLES=SAMPLES)(
+    threads = LONE_TILE // LONE_SAMPLES
+    y, zf = _kernel("lone", SECTIONS=len(sos), LANES=lanes, THREADS=threads, SAMPLES=LONE_SAMPLES)(
         inputs=[chunk, state, _device_table(sos.tobytes(), 0)],
         output_shapes=[(size, n_channels), state.shape],
         output_dtypes=[mx.float32, mx.float32],
@@ -385,7 +391,7 @@ def _launch_tiles(
     tile = tile_size(n_samples)
     n_tiles = -(-n_samples // tile)
     lanes = min(32, 1 << (n_channels - 1).bit_length())
-    threads = 256 // lanes
+    threads = THREADS // lanes
     groups = -(-n_channels // lanes)
     constants = {"SECTIONS": len(sos), "LANES": lanes, "TILE": tile, "SAMPLES": SAMPLES}
     coefficients = _device_table(sos.tobytes(), tile)

@@ -1,0 +1,167 @@
+"""What ewma_chain_offline.py and ewma_chain_graph.py share: settings of the stages, options, progress, summary."""
+
+import argparse
+import dataclasses
+import math
+import os
+import shutil
+import sys
+import time
+
+import ezmsg.core as ez
+import psutil
+from ezmsg.sigproc.affinetransform import CommonRereferenceSettings
+from ezmsg.sigproc.aggregate import AggregationFunction
+from ezmsg.sigproc.binned_aggregate import BinnedAggregateSettings
+from ezmsg.sigproc.math.log import LogSettings
+from ezmsg.util.messages.axisarray import AxisArray
+from rich.progress import BarColumn, Progress, TextColumn
+
+from ezmsg.mlx import (
+    ArrayBackend,
+    AsArraySettings,
+    CacheLimit,
+    EWMASettings,
+    PowSettings,
+    SimulatedAcquisitionSettings,
+    cache_limit,
+)
+from ezmsg.mlx.convert import import_mlx
+
+MIB = 1 << 20
+SECONDS_BETWEEN_LINES = 5.0
+
+REFERENCE = CommonRereferenceSettings(mode="mean")
+BASELINE = EWMASettings(time_constant=1.0)
+SQUARE = PowSettings(exponent=2.0)
+POWER = EWMASettings(time_constant=0.1)
+BIN = BinnedAggregateSettings(bin_duration=0.01, operation=AggregationFunction.MEAN)
+LOG = LogSettings(clip_zero=True)
+TO_NUMPY = AsArraySettings(backend=ArrayBackend.numpy)
+
+
+def to_mlx(limit_mb: float | None) -> AsArraySettings:
+    """Settings of the first stage; *limit_mb* is the limit in MiB on MLX's cache, None for no limit."""
+    return AsArraySettings(backend=ArrayBackend.mlx, dtype="float32", mlx_cache_limit_mb=limit_mb)
+
+
+def end_of(message: AxisArray) -> float:
+    """Stream time in seconds at which *message* ends."""
+    axis = message.axes["time"]
+    return axis.offset + message.data.shape[0] * axis.gain
+
+
+def mib(text: str) -> float | None:
+    return None if text == "none" else float(text)
+
+
+def parse_options(description: str, *, with_real_time: bool = False) -> argparse.Namespace:
+    """The command line: ``stream`` (settings of the source), ``to_mlx`` (of the first stage) and ``save``."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = SimulatedAcquisitionSettings(duration=20.0)
+    fields = {
+        "duration": ("--duration", "S", float, "length of the stream in seconds"),
+        "n_channels": ("--channels", "N", int, "number of channels"),
+        "sampling_rate": ("--rate", "HZ", float, "samples a second in each channel"),
+        "samples_per_message": ("--samples-per-message", "N", int, "length of an ordinary message"),
+        "stall_every": ("--stall-every", "N", int, "messages from one stall to the next, 0: none"),
+        "seed": ("--seed", "N", int, "another seed makes another recording"),
+    }
+    for field, (option, metavar, kind, text) in fields.items():
+        value = getattr(default, field)
+        parser.add_argument(option, dest=field, metavar=metavar, type=kind, default=value, help=f"{text} [{value}]")
+    if with_real_time:
+        parser.add_argument("--real-time", action="store_true", help="at the pace of the rate, not as fast as possible")
+    text = 'limit on MLX\'s cache in MiB, or "none" [512]'
+    parser.add_argument("--limit", metavar="MIB", type=mib, default=512.0, help=text)
+    parser.add_argument("--save", metavar="FILE.npy", help="where to save the features, shape (bins, channels)")
+    options = parser.parse_args()
+    values = {field: getattr(options, field) for field in fields}
+    try:
+        import_mlx()
+        options.stream = SimulatedAcquisitionSettings(**values, real_time=with_real_time and options.real_time)
+        options.to_mlx = to_mlx(options.limit)
+    except ImportError as error:
+        parser.exit(1, f"{error}\n")
+    except ValueError as error:
+        parser.error(str(error))
+    # INFO lines would run into the progress line; the variable reaches the processes of a graph.
+    ez.logger.setLevel(os.environ.setdefault("EZMSG_LOGLEVEL", "WARNING").upper())
+    return options
+
+
+@dataclasses.dataclass
+class Meter:
+    """What went into the chain, and the memory in MiB of the process that the chain runs in."""
+
+    n_messages: int = 0
+    lengths: set[int] = dataclasses.field(default_factory=set)
+    cache: float = 0.0
+    largest_cache: float = 0.0
+    rss: float = 0.0
+    first_rss: float = 0.0
+    limit: CacheLimit = CacheLimit(None, "default")
+
+    def count(self, message: AxisArray) -> None:
+        self.n_messages += 1
+        self.lengths.add(message.data.shape[0])
+
+    def measure(self) -> None:
+        self.cache = import_mlx().get_cache_memory() / MIB
+        self.largest_cache = max(self.largest_cache, self.cache)
+        self.rss = psutil.Process().memory_info().rss / MIB
+        self.first_rss = self.first_rss or self.rss
+        self.limit = cache_limit()
+
+
+class ProgressLine:
+    """Follows the stream on one line of a terminal; elsewhere prints a line now and then. Ctrl-C ends it."""
+
+    def __init__(self, duration: float) -> None:
+        self.duration = duration
+        self.interrupted = False
+        self.seconds = self.wall = self.speed = 0.0
+        self._first: tuple[float, float] | None = None
+        self._next_line = -math.inf
+        # Not the whole width: the ^C that a terminal writes would start a new line.
+        width = max(shutil.get_terminal_size().columns - 75, 5)
+        self._bar = Progress(BarColumn(width), TextColumn("{task.description}"))
+        self._task = self._bar.add_task("starting", total=duration)
+
+    def __enter__(self) -> "ProgressLine":
+        if sys.stdout.isatty():
+            self._bar.start()
+        return self
+
+    def update(self, seconds: float, meter: Meter) -> None:
+        now = time.monotonic()
+        # From the first features on, for the processes start and the kernels compile before them.
+        self._first = self._first or (now, seconds)
+        self.seconds, self.wall = seconds, now - self._first[0]
+        self.speed = (seconds - self._first[1]) / self.wall if self.wall else 0.0
+        text = (
+            f"{seconds:.1f}/{self.duration:.1f} s  {self.speed:.1f}x real time  cache {meter.cache:.0f} MiB  "
+            f"RSS {meter.rss:.0f} MiB  lengths {len(meter.lengths)}"
+        )
+        if sys.stdout.isatty():
+            self._bar.update(self._task, completed=seconds, description=text)
+        elif now >= self._next_line:
+            self._next_line = now + SECONDS_BETWEEN_LINES
+            print(text, flush=True)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        if sys.stdout.isatty():
+            self._bar.stop()
+        self.interrupted = kind is KeyboardInterrupt
+        return self.interrupted
+
+    def print_summary(self, meter: Meter) -> None:
+        limit = meter.limit
+        value = "MLX's default" if limit.limit_mb is None else f"{limit.limit_mb:g} MiB"
+        asker = {"node": f"asked for by {limit.node}", "outside": "set elsewhere", "default": "nobody asked for one"}
+        print(f"stream     {self.seconds:.2f} s{', interrupted' if self.interrupted else ''}")
+        print(f"wall time  {self.wall:.2f} s, {self.speed:.2f}x real time")
+        print(f"messages   {meter.n_messages}, of {len(meter.lengths)} different lengths")
+        print(f"MLX cache  {meter.largest_cache:.1f} MiB at most")
+        print(f"limit      {value}, {asker[limit.source]}")
+        print(f"RSS        {meter.first_rss:.0f} MiB first, {meter.rss:.0f} MiB last")

@@ -1,0 +1,175 @@
+"""Band power features from a simulated recording, as an ezmsg graph.
+
+    source | AsArray(mlx) -> common reference -> x - EWMA(x) -> square
+           -> EWMA -> bin 10 ms -> log -> AsArray(numpy) | sink
+
+Each | is a process boundary: everything that touches MLX is one Collection in
+one process, and only NumPy arrays cross. Stalls make messages of ever new
+lengths, which fill MLX's cache; the first stage keeps it below its limit. The
+same chain without a graph, with the same features, is in ewma_chain_offline.py.
+
+    pip install "ezmsg-mlx[cpu,examples]"
+    python ewma_chain_graph.py --real-time --limit 64
+"""
+
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import AsyncGenerator
+
+import ewma_chain as shared
+import ezmsg.core as ez
+import numpy as np
+from ezmsg.sigproc.affinetransform import CommonRereference
+from ezmsg.sigproc.binned_aggregate import BinnedAggregate
+from ezmsg.sigproc.math.log import Log
+from ezmsg.util.messages.axisarray import AxisArray
+from ezmsg.util.messages.util import replace
+
+from ezmsg.mlx import (
+    AsArray,
+    AsArraySettings,
+    DetrendUnit,
+    EWMAUnit,
+    Pow,
+    SimulatedAcquisition,
+    SimulatedAcquisitionSettings,
+)
+
+
+class MeterUnit(ez.Unit):
+    """Measures its own process, and hands the result on with the features."""
+
+    INPUT_SIGNAL = ez.InputStream(AxisArray)
+    INPUT_FEATURES = ez.InputStream(AxisArray)
+    OUTPUT_FEATURES = ez.OutputStream(AxisArray)
+
+    async def initialize(self) -> None:
+        self.meter = shared.Meter()
+
+    @ez.subscriber(INPUT_SIGNAL)
+    async def on_signal(self, message: AxisArray) -> None:
+        self.meter.count(message)
+
+    @ez.subscriber(INPUT_FEATURES)
+    @ez.publisher(OUTPUT_FEATURES)
+    async def on_features(self, message: AxisArray) -> AsyncGenerator:
+        self.meter.measure()
+        yield self.OUTPUT_FEATURES, replace(message, attrs={**message.attrs, "meter": self.meter})
+
+
+class Chain(ez.Collection):
+    """From int16 counts (time, ch) to float32 log power (bin, ch)."""
+
+    SETTINGS = AsArraySettings
+
+    INPUT_SIGNAL = ez.InputTopic(AxisArray)
+    OUTPUT_FEATURES = ez.OutputTopic(AxisArray)
+
+    TO_MLX = AsArray()
+    REFERENCE = CommonRereference(shared.REFERENCE)
+    DETREND = DetrendUnit(shared.BASELINE)
+    SQUARE = Pow(shared.SQUARE)
+    POWER = EWMAUnit(shared.POWER)
+    BIN = BinnedAggregate(shared.BIN)
+    LOG = Log(shared.LOG)
+    TO_NUMPY = AsArray(shared.TO_NUMPY)
+    METER = MeterUnit()
+
+    def configure(self) -> None:
+        self.TO_MLX.apply_settings(self.SETTINGS)
+
+    def network(self) -> ez.NetworkDefinition:
+        stages = (self.TO_MLX, self.REFERENCE, self.DETREND, self.SQUARE, self.POWER, self.BIN, self.LOG, self.TO_NUMPY)
+        return (
+            (self.INPUT_SIGNAL, self.TO_MLX.INPUT_SIGNAL),
+            *((a.OUTPUT_SIGNAL, b.INPUT_SIGNAL) for a, b in zip(stages, stages[1:])),
+            (self.INPUT_SIGNAL, self.METER.INPUT_SIGNAL),
+            (self.TO_NUMPY.OUTPUT_SIGNAL, self.METER.INPUT_FEATURES),
+            (self.METER.OUTPUT_FEATURES, self.OUTPUT_FEATURES),
+        )
+
+
+class Sink(ez.Unit):
+    """Keeps the features and shows the progress, in the main process; ends the graph after the last bin."""
+
+    SETTINGS = SimulatedAcquisitionSettings
+
+    INPUT_FEATURES = ez.InputStream(AxisArray)
+
+    async def initialize(self) -> None:
+        self.features: list[np.ndarray] = []
+        self.meter = shared.Meter()
+        self.progress = shared.ProgressLine(self.SETTINGS.duration)
+        self.complete = threading.Event()
+
+    @ez.subscriber(INPUT_FEATURES)
+    async def on_features(self, message: AxisArray) -> None:
+        # A copy, for ezmsg uses the memory of the message again.
+        self.features.append(message.data.copy())
+        self.meter = message.attrs["meter"]
+        self.progress.update(shared.end_of(message), self.meter)
+        # A bin that the stream ends in is never sent: this message is the last if the stream cannot fill another bin.
+        bin_duration = shared.BIN.bin_duration
+        n_bins = math.ceil(shared.end_of(message) / bin_duration - 1e-6)
+        if int((n_bins + 1) * bin_duration * self.SETTINGS.sampling_rate) > self.SETTINGS.n_samples:
+            self.complete.set()
+
+    @ez.main
+    def wait(self) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        n_processes = len(multiprocessing.active_children())
+        with self.progress:
+            while not self.complete.wait(0.5) and len(multiprocessing.active_children()) == n_processes:
+                pass
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if len(multiprocessing.active_children()) < n_processes:
+            # Out of memory, say. ezmsg ends when all processes have met, and would wait for ever.
+            for process in multiprocessing.active_children():
+                process.terminate()
+            print("a process of the graph has died", file=sys.stderr, flush=True)
+            os._exit(1)
+        raise ez.NormalTermination
+
+
+def main() -> int:
+    options = shared.parse_options(__doc__, with_real_time=True)
+    source, chain, sink = SimulatedAcquisition(options.stream), Chain(options.to_mlx), Sink(options.stream)
+    # Room for the longest message. ezmsg's ring of shared memory starts at 32 x 64 KiB; a message that does not fit
+    # makes it anew for 32 of twice that size: by default a second's pause and half a GB.
+    longest = max(options.stream.samples_per_message, *options.stream.stall_lengths, 0)
+    source.OUTPUT_SIGNAL.num_buffers = 4
+    source.OUTPUT_SIGNAL.buf_size = longest * options.stream.n_channels * np.dtype(np.int16).itemsize + 2**16
+    # The progress line shows whether the chain keeps up; a warning from another process would run into it.
+    os.environ.setdefault("EZMSG_DISABLE_BACKPRESSURE_WARNING", "1")
+    # Inherited by the other processes, which Ctrl-C reaches too: they end with the graph, and not while it starts.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print("starting the processes", flush=True)
+    ez.run(
+        SOURCE=source,
+        CHAIN=chain,
+        SINK=sink,
+        connections=(
+            (source.OUTPUT_SIGNAL, chain.INPUT_SIGNAL),
+            (chain.OUTPUT_FEATURES, sink.INPUT_FEATURES),
+        ),
+        process_components=(source, chain),
+        # A graph server of its own on a free port, so that graphs that run at the same time do not meet.
+        graph_address=("127.0.0.1", 0),
+        auto_start=True,
+    )
+    sink.progress.print_summary(sink.meter)
+    if sink.progress.interrupted:
+        return 130
+    if options.save:
+        np.save(options.save, np.concatenate(sink.features))
+    return 0
+
+
+if __name__ == "__main__":
+    # A forked child of a process that has used MLX hangs.
+    multiprocessing.set_start_method("spawn", force=True)
+    sys.exit(main())

@@ -1,0 +1,258 @@
+"""The example scripts, each run as a user runs it."""
+
+import contextlib
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import ewma_chain
+import ewma_chain_graph
+import ewma_chain_offline
+import numpy as np
+import psutil
+import pytest
+from helpers import reference
+
+from ezmsg.mlx import SimulatedAcquisitionSettings, message_lengths, simulated_acquisition
+
+pytest.importorskip("mlx.core")
+
+EXAMPLES = pathlib.Path(ewma_chain.__file__).parent
+SHARED_MEMORY = pathlib.Path("/dev/shm")
+SCRIPTS = ("ewma_chain_offline", "ewma_chain_graph")
+TIME_LIMIT = 120.0
+
+STREAM = SimulatedAcquisitionSettings(duration=1.5, n_channels=16, stall_every=40, seed=7)
+OPTIONS = ("--duration", "1.5", "--channels", "16", "--stall-every", "40", "--seed", "7")
+ENDLESS = ("--duration", "3600", "--channels", "16", "--real-time")
+
+
+class _Script:
+    """A script at work, in a session of its own, as a terminal starts it."""
+
+    def __init__(self, *arguments: str) -> None:
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("EZMSG_")}
+        self.process = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=EXAMPLES,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.pid = self.process.pid
+        self.out = ""
+        self.segments: set[str] = set()
+
+    def read_until(self, text: str) -> None:
+        for line in self.process.stdout:
+            self.out += line
+            if text in line:
+                return
+        pytest.fail(f"It ended without {text!r}: {self.process.stderr.read()}")
+
+    def processes(self) -> list[psutil.Process]:
+        """All processes of the session, those that have lost their parent too."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if os.getsid(process.pid) == self.pid and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (psutil.NoSuchProcess, ProcessLookupError):
+                continue
+        return found
+
+    def note_segments(self) -> None:
+        """Remember the segments of shared memory that the processes hold by now."""
+        for process in self.processes() if SHARED_MEMORY.is_dir() else ():
+            try:
+                paths = [pathlib.Path(region.path) for region in process.memory_maps()]
+            except psutil.NoSuchProcess:
+                continue
+            self.segments |= {path.name for path in paths if path.parent == SHARED_MEMORY}
+
+    def finish(self) -> tuple[int, str, str]:
+        """Exit code, all that it printed to stdout, and to stderr."""
+        try:
+            out, err = self.process.communicate(timeout=TIME_LIMIT)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            pytest.fail(f"It did not end within {TIME_LIMIT} s.")
+        self.out += out
+        return self.process.returncode, self.out, err
+
+    def assert_nothing_left(self) -> None:
+        # Python's resource tracker ends on its own once all pipes to it are closed.
+        _, alive = psutil.wait_procs(self.processes(), timeout=10.0)
+        assert [process for process in alive if process in self.processes()] == []
+        assert [name for name in sorted(self.segments) if (SHARED_MEMORY / name).exists()] == []
+
+    def kill(self) -> None:
+        for process in self.processes():
+            # Not the resource tracker, which removes the shared memory of the others.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if not any("resource_tracker" in argument for argument in process.cmdline()):
+                    process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., _Script]]:
+    scripts: list[_Script] = []
+
+    def start(*arguments: str) -> _Script:
+        scripts.append(_Script(*arguments))
+        return scripts[-1]
+
+    yield start
+    for script in scripts:
+        script.kill()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, np.ndarray]]:
+    """What each script prints for the same stream, and the features that it saves."""
+    folder = tmp_path_factory.mktemp("features")
+    files = {name: folder / f"{name}.npy" for name in SCRIPTS}
+    offline = _Script("ewma_chain_offline.py", *OPTIONS, "--save", str(files["ewma_chain_offline"]))
+    graph = _Script("ewma_chain_graph.py", *OPTIONS, "--real-time", "--save", str(files["ewma_chain_graph"]))
+    try:
+        graph.read_until("x real time")
+        graph.note_segments()
+        outputs = []
+        for script in (offline, graph):
+            code, out, err = script.finish()
+            assert (code, err) == (0, "")
+            script.assert_nothing_left()
+            outputs.append(out)
+    finally:
+        offline.kill()
+        graph.kill()
+    return {name: (out, np.load(files[name])) for name, out in zip(SCRIPTS, outputs)}
+
+
+def test_both_examples_give_the_same_features(runs):
+    (_, offline), (_, graph) = runs.values()
+    assert offline.dtype == graph.dtype == np.float32
+    np.testing.assert_array_equal(offline, graph)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_features_follow_the_float64_reference(runs, script):
+    _, features = runs[script]
+    expected = reference.log_power(
+        np.concatenate([message.data for message in simulated_acquisition(STREAM)]),
+        STREAM.sampling_rate,
+        baseline=ewma_chain.BASELINE.time_constant,
+        power=ewma_chain.POWER.time_constant,
+        bin_duration=ewma_chain.BIN.bin_duration,
+    )
+    assert features.shape == expected.shape == (150, 16)
+    # Decimal logarithms: 1e-5 is 2.3e-5 of the power.
+    np.testing.assert_allclose(features, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_summary_tells_the_stream_and_the_limit_in_force(runs, script):
+    out, _ = runs[script]
+    lengths = list(message_lengths(STREAM))
+    assert re.search(r"^stream +1\.50 s$", out, re.MULTILINE)
+    assert f"messages   {len(lengths)}, of {len(set(lengths))} different lengths" in out
+    node = {"ewma_chain_offline": "AsArrayTransformer", "ewma_chain_graph": "CHAIN/TO_MLX"}[script]
+    assert re.search(rf"^limit +512 MiB, asked for by {node}", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_plain_lines_where_stdout_is_no_terminal(runs, script):
+    out, _ = runs[script]
+    assert "x real time" in out
+    assert all(character == "\n" or (character.isascii() and character.isprintable()) for character in out)
+
+
+def test_the_offline_example_ends_at_ctrl_c(start):
+    script = start("ewma_chain_offline.py", "--duration", "3600", "--channels", "16")
+    script.read_until("x real time")
+    os.kill(script.pid, signal.SIGINT)
+    code, out, err = script.finish()
+    assert (code, err) == (130, "")
+    assert re.search(r"^stream .*interrupted$", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("send", [os.killpg, os.kill], ids=["from-a-terminal", "to-the-main-process"])
+def test_the_graph_example_leaves_nothing_behind_at_ctrl_c(start, send):
+    script = start("ewma_chain_graph.py", *ENDLESS, "--limit", "64")
+    script.read_until("starting")
+    # One that comes too early is ignored, instead of leaving the processes waiting for each other.
+    send(script.pid, signal.SIGINT)
+    script.read_until("x real time")
+    script.note_segments()
+    assert script.segments or not SHARED_MEMORY.is_dir()
+    send(script.pid, signal.SIGINT)
+    code, out, err = script.finish()
+    assert (code, err) == (130, "")
+    assert re.search(r"^stream .*interrupted$", out, re.MULTILINE)
+    assert re.search(r"^limit +64 MiB", out, re.MULTILINE)
+    script.assert_nothing_left()
+
+
+async def test_the_graph_example_ends_when_one_of_its_processes_dies(monkeypatch, capsys):
+    class Process:
+        terminated = False
+
+        def terminate(self) -> None:
+            self.terminated = True
+
+    both = [Process(), Process()]
+    seen = iter([both, both, both[1:]])
+    monkeypatch.setattr("multiprocessing.active_children", lambda: next(seen, both[1:]))
+    monkeypatch.setattr("os._exit", sys.exit)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    sink = ewma_chain_graph.Sink(STREAM)
+    await sink.setup()
+    with pytest.raises(SystemExit) as stopped:
+        sink.wait()
+    assert stopped.value.code == 1
+    assert both[1].terminated
+    assert capsys.readouterr().err == "a process of the graph has died\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "own"), [(ewma_chain_offline, []), (ewma_chain_graph, ["real-time"])], ids=["offline", "graph"]
+)
+def test_help_shows_the_options(module, own, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["example", "--help"])
+    with pytest.raises(SystemExit) as stopped:
+        module.main()
+    assert stopped.value.code == 0
+    out = capsys.readouterr().out
+    for name in ["duration", "channels", "rate", "samples-per-message", "stall-every", "limit", "seed", "save", *own]:
+        assert f"--{name}" in out
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "named"),
+    [("--limit", "-1", "mlx_cache_limit_mb"), ("--limit", "much", "--limit"), ("--channels", "0", "n_channels")],
+)
+def test_a_wrong_option_is_named(option, value, named, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["ewma_chain_offline", option, value])
+    with pytest.raises(SystemExit) as stopped:
+        ewma_chain_offline.main()
+    assert stopped.value.code == 2
+    assert named in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_without_mlx_the_examples_end_with_one_line_that_names_the_extra(start):
+    # To the import system, a module that is None is not there.
+    without = (
+        "import runpy, sys; sys.modules['mlx'] = None; sys.path[0] = '.'; runpy.run_path(sys.argv.pop(), None, %r)"
+    )
+    for script in [start("-c", without % "__main__", f"{name}.py") for name in SCRIPTS]:
+        code, out, err = script.finish()
+        assert (code, out) == (1, "")
+        assert len(err.splitlines()) == 1
+        assert "ezmsg-mlx[cpu]" in err
