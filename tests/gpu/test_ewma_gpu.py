@@ -17,11 +17,11 @@ def test_case(case, path):
 
 
 def test_cuda_is_what_a_gpu_takes_by_itself():
-    assert module._select_path(0.1) == "cuda"
+    assert module._select_path() == "cuda"
     default = mx.default_device()
     mx.set_default_device(mx.cpu)
     try:
-        assert module._select_path(0.1) == "cpu"
+        assert module._select_path() == "cpu"
     finally:
         mx.set_default_device(default)
 

@@ -94,7 +94,7 @@ def check_close(y: npt.ArrayLike, expected: npt.ArrayLike, tolerance: float = 1e
 @contextlib.contextmanager
 def using(path: str) -> Iterator[None]:
     """Make transformers take *path*, whatever MLX's default device."""
-    with mock.patch.object(module, "_select_path", lambda alpha: path):
+    with mock.patch.object(module, "_select_path", lambda: path):
         yield
 
 

@@ -12,7 +12,7 @@ TIME_LIMIT = 120.0
 """Seconds after which a script is ended with all its processes. Only a hang takes that long."""
 
 
-def run_example(script: str, *options: str, folder: pathlib.Path, columns: int = 100) -> str:
+def run_example(script: str, *options: str, folder: pathlib.Path, columns: int = 80) -> str:
     """Run a script in *folder*, on a terminal of so many columns as far as it can tell; what it prints."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("EZMSG_", "FORCE_COLOR"))}
     process = subprocess.Popen(

@@ -845,9 +845,13 @@ def test_cache_stays_below_the_limit_however_many_lengths_come():
     assert limit / 2 < largest_cache(to_mlx(8.0)) <= limit + one_buffer
 
 
-def stop_half_way(failed: threading.Event, name: str) -> None:
-    """Let the import of an extension module pause where its module is in ``sys.modules``, but still empty."""
+def stop_half_way(name: str, failed: threading.Event) -> threading.Event:
+    """Let the import of an extension module pause where its module is in ``sys.modules``, but still empty.
+
+    The event that is returned is set then.
+    """
     assert name not in sys.modules
+    half_way = threading.Event()
 
     class Finder:
         @staticmethod
@@ -858,6 +862,7 @@ def stop_half_way(failed: threading.Event, name: str) -> None:
             execute = spec.loader.exec_module
 
             def exec_module(module: types.ModuleType) -> None:
+                half_way.set()
                 # As long as it takes the others to fail, if they do.
                 failed.wait(0.5)
                 execute(module)
@@ -866,22 +871,23 @@ def stop_half_way(failed: threading.Event, name: str) -> None:
             return spec
 
     sys.meta_path.insert(0, Finder)
+    return half_way
 
 
 @needs_mlx
 @in_fresh_process
 def test_threads_may_convert_at_once_through_different_nodes():
-    # MLX has not been imported yet in this process, and the threads meet it half-way imported.
+    # MLX has not been imported yet in this process: the first thread imports it, the others meet it half-way.
     failed = threading.Event()
-    stop_half_way(failed, "mlx.core")
+    half_way = stop_half_way("mlx.core", failed)
     n_threads, n_messages = 8, 200
     nodes = [to_mlx(64.0 + i if i % 2 == 0 else None) for i in range(n_threads)]
-    barrier = threading.Barrier(n_threads)
     failures: list[str] = []
 
     def convert(i: int) -> None:
-        data = np.full((20, 3), float(i))
-        barrier.wait()
+        data = np.full((20, 3), i, "f4")
+        if i > 0:
+            half_way.wait()
         try:
             for _ in range(n_messages):
                 result = np.array(nodes[i](message(data)).data)

@@ -62,11 +62,10 @@ def test_double_precision_becomes_single_and_says_so(dtype, order):
     assert narrowed == f"{dtype} to {NARROWED[dtype]}"
 
 
-@pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("target", [name for name in MLX_DTYPES if name not in ("bfloat16", "float64", "complex64")])
 @pytest.mark.parametrize("source", [*EXACT[:-1], "float64", "longdouble"])
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered in cast:RuntimeWarning")
-def test_every_real_dtype_becomes_every_other(source, target, order):
+def test_every_real_dtype_becomes_every_other(source, target):
     data = samples(source)
     expected = data.astype(target)
     if data.dtype.kind == "f" and expected.dtype.kind in "iu":
@@ -74,9 +73,10 @@ def test_every_real_dtype_becomes_every_other(source, target, order):
         defined = np.isfinite(data) & (np.trunc(data) == expected)
         data, expected = data[defined], expected[defined]
         assert data.size > 2
-    result, narrowed = numpy_to_mlx(data.astype(data.dtype.newbyteorder(order)), target)
-    assert_same(result, expected)
-    assert narrowed == ""
+    for order in "<>":
+        result, narrowed = numpy_to_mlx(data.astype(data.dtype.newbyteorder(order)), target)
+        assert_same(result, expected)
+        assert narrowed == ""
 
 
 @needs_float64
@@ -149,16 +149,16 @@ def layouts() -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("dtype", [None, "float32", "int64"])
 @pytest.mark.parametrize("layout", layouts())
-def test_every_layout_arrives_with_its_shape_and_values(layout, dtype):
+def test_every_layout_arrives_with_its_shape_and_values(layout):
     data = layouts()[layout]
     before = data.copy()
-    result, _ = numpy_to_mlx(data, dtype)
-    native = np.dtype(dtype or data.dtype.newbyteorder("="))
-    assert_same(result, np.asarray(data).astype(native))
-    assert result.shape == data.shape
-    np.testing.assert_array_equal(data, before, strict=True)
+    for dtype in (None, "float32", "int64"):
+        result, _ = numpy_to_mlx(data, dtype)
+        native = np.dtype(dtype or data.dtype.newbyteorder("="))
+        assert_same(result, np.asarray(data).astype(native))
+        assert result.shape == data.shape
+        np.testing.assert_array_equal(data, before, strict=True)
 
 
 @pytest.mark.parametrize("dtype", [None, "float32"])
@@ -357,13 +357,14 @@ def test_complex_mlx_data_become_complex(dtype):
 
 
 @pytest.mark.parametrize("source", [name for name in MLX_DTYPES if name not in ("float64", "complex64")])
-@pytest.mark.parametrize("target", [name for name in MLX_DTYPES if name != "float64"])
-def test_mlx_data_are_cast(source, target):
+def test_mlx_data_are_cast(source):
     data = mx.array([[0, 1, 1]]).astype(getattr(mx, source))
-    result, narrowed = mlx_to_mlx(data, target)
-    assert result.dtype == getattr(mx, target)
-    assert result.astype(mx.int32).tolist() == [[0, 1, 1]]
-    assert narrowed == ""
+    for target in MLX_DTYPES:
+        if target != "float64":
+            result, narrowed = mlx_to_mlx(data, target)
+            assert result.dtype == getattr(mx, target)
+            assert result.astype(mx.int32).tolist() == [[0, 1, 1]]
+            assert narrowed == ""
 
 
 def test_complex_mlx_data_are_not_cast_to_real():

@@ -348,10 +348,10 @@ def test_path_may_change_within_the_stream():
 
 def test_path_is_chosen_for_each_message_anew():
     transformer, chosen = EWMATransformer(time_constant=0.01), []
-    with mock.patch.object(module, "_select_path", lambda alpha: chosen.append(alpha) or "cpu"):
+    with mock.patch.object(module, "_select_path", lambda: chosen.append("cpu") or "cpu"):
         for _ in range(3):
             transformer(message(ONES))
-    assert chosen == [alpha_of(0.01)] * 3
+    assert len(chosen) == 3
 
 
 @pytest.mark.parametrize("accumulate", [True, False])

@@ -113,7 +113,6 @@ def test_forked_child_of_a_process_that_used_mlx_can_be_watched():
 
 
 @linux
-@in_fresh_process
 def test_private_memory_is_in_both_and_shared_memory_only_in_the_resident_set():
     before = memory_snapshot()
     private = np.ones((64, MIB), np.uint8)

@@ -11,28 +11,24 @@ import sys
 import types
 from pathlib import Path
 
-import ezmsg.sigproc.ewma as sigproc
 import numpy as np
 import pytest
 
 mx = pytest.importorskip("mlx.core")
 
 from helpers.ewma_cases import (  # noqa: E402
-    SHAPES,
+    CASES,
     ULP,
     alpha_of,
     check_close,
     corrected,
     filtered,
-    in_pieces,
     noise,
     reference,
     state_of,
-    zero_state,
 )
 
 from ezmsg.mlx.ewma import MAX_CHUNK_SIZE, EWMATransformer, _select_path, ewma  # noqa: E402
-from ezmsg.mlx.kernels import metal  # noqa: E402
 
 KERNEL = "ezmsg.sigproc.util.ewma_mlx_metal"
 
@@ -112,95 +108,29 @@ def test_installed_kernel_is_called_as_it_is_here():
 # -------------------------------------------------------------------------------------------------------------- path
 
 
-def test_metal_takes_short_time_constants_and_plain_operations_the_long_ones(metal_machine):
-    for time_constant, path in ((1e-9, "metal"), (0.01, "metal"), (1.0, "metal"), (60.0, "plain"), (300.0, "plain")):
-        assert _select_path(alpha_of(time_constant)) == path
+def test_a_metal_machine_takes_the_kernel_by_itself(metal_machine, kernel):
+    assert _select_path() == "metal"
+    ewma(mx.zeros((5,)), 0.1)
+    assert kernel.alphas == [0.1]
 
 
 def test_cpu_as_the_default_device_takes_the_cpu_path_on_a_metal_machine(metal_machine, monkeypatch):
     monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.cpu, 0))
-    assert _select_path(alpha_of(0.01)) == "cpu"
+    assert _select_path() == "cpu"
 
 
-@pytest.mark.parametrize(("time_constant", "launched"), [(0.01, True), (60.0, False)])
-def test_transformer_gives_the_results_of_sigproc_on_numpy(metal_machine, kernel, time_constant, launched):
-    x = noise(4000, 3) + np.float32([0, 5, -5])
-    ours, theirs = EWMATransformer(time_constant=time_constant), sigproc.EWMATransformer(time_constant=time_constant)
-    for piece in np.split(x, [1, 2, 300, 1324]):
-        check_close(filtered(ours, mx.array(piece)), filtered(theirs, piece.astype(np.float64)))
-    assert bool(kernel.alphas) == launched
-    assert set(kernel.chunk_sizes) <= {(32, 1024)}
-
-
-# ------------------------------------------------------------------------------------------------------- coefficients
-
-
-def test_supported_time_constants_reach_one_second_at_30_khz_and_no_further():
-    assert all(metal.supports(alpha_of(time_constant)) for time_constant in np.geomspace(1e-9, 1.0, 2000))
-    assert not any(metal.supports(alpha_of(time_constant)) for time_constant in np.geomspace(1.2, 1e6, 2000))
-
-
-@pytest.mark.parametrize("alpha", [2.0**-20, 2.0**-22, 2.0**-23])
-def test_long_time_constant_that_float32_hits_exactly_is_not_supported(alpha):
-    # 35 to 280 s at 30 kHz. The kernel's state is float32: steps of the average below its resolution are lost.
-    assert metal.snapped(alpha) == alpha
-    assert not metal.supports(alpha)
-
-
-def test_supported_means_that_the_time_constant_moves_by_no_more_than_a_thousandth():
-    for time_constant in np.geomspace(1e-5, 1.2, 2000):
-        alpha = alpha_of(time_constant)
-        if metal.supports(alpha):
-            assert math.log1p(-alpha) / math.log1p(-metal.snapped(alpha)) == pytest.approx(1.0, abs=1e-3)
-
-
-@pytest.mark.parametrize("time_constant", [1e-9, 1e-5, 0.001, 0.01, 0.123, 1.0])
-def test_snapped_alpha_and_its_complement_in_float32_add_up_to_one(kernel, time_constant):
-    alpha = alpha_of(time_constant)
-    snapped = metal.snapped(alpha)
-    assert snapped + float(np.float32(1.0 - snapped)) == 1.0
-    assert abs(snapped - alpha) <= 2.0**-25
-    ewma(mx.zeros((5,)), alpha, path="metal")
-    assert kernel.alphas == [snapped]
-
-
-@pytest.mark.parametrize(("time_constant", "tolerance"), [(0.001, 1e-6), (0.01, 1e-5), (0.1, 1e-5), (0.9, 5e-4)])
-def test_constant_stays_constant(time_constant, tolerance):
-    # Without the snapping 8e-5 at 0.1 s. Towards 1 s the kernel's own products of coefficients round: 1.5e-4.
-    alpha = alpha_of(time_constant)
-    for value in (1.0, 777.7):
-        x = mx.full((100_000, 1), value)
-        y, _ = in_pieces(x, [300, 1, 30000], alpha, state_of([[value]], alpha), "metal")
-        np.testing.assert_allclose(y, np.float32(value), rtol=tolerance)
+@pytest.mark.parametrize("case", CASES)
+def test_case(metal_machine, case):
+    CASES[case]("metal")
 
 
 # ------------------------------------------------------------------------------------------------------------ layouts
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_any_axis(shape):
-    axis, x, alpha = shape.index(60), noise(*shape), alpha_of(0.001)
-    for length in (1, 2):
-        zi = zero_state(shape, axis, length)
-        first, zi = ewma(mx.array(np.take(x, range(33), axis)), alpha, zi, axis=axis, path="metal")
-        last, zf = ewma(mx.array(np.take(x, range(33, 60), axis)), alpha, zi, axis=axis, path="metal")
-        check_close(np.concatenate([np.array(first), np.array(last)], axis), reference(x, alpha, axis))
-        assert zf.shape == zi.shape and zf.dtype == mx.float32
-
-
-def test_chunk_sizes_are_handed_on(kernel):
+def test_kernel_gets_one_chunk_at_a_time(kernel):
     y, _ = ewma(mx.array(noise(60, 3)), 0.1, axis=0, chunk_sizes=(16, 4), path="metal")
-    assert kernel.chunk_sizes == [(4, 16)]
+    assert kernel.chunk_sizes == [(16,), (16,), (16,), (16,)]
     check_close(y, reference(noise(60, 3), 0.1))
-
-
-def test_state_is_that_of_lfilter_with_nothing_left_over():
-    alpha, x = alpha_of(0.01), noise(700, 3)
-    zi = np.concatenate([np.full((1, 3), 0.5), np.full((1, 3), 1e-3)]).astype(np.float32)
-    _, zf = ewma(mx.array(x), alpha, mx.array(zi), axis=0, path="metal")
-    _, single = ewma(mx.array(x), alpha, mx.full((1, 3), 0.501), axis=0, path="metal")
-    check_close(np.array(zf)[:1], np.array(single))
-    assert not np.array(zf)[1].any()
 
 
 # ------------------------------------------------------------------------------------- samples that are not finite

@@ -1,5 +1,6 @@
 """What the distribution announces, and what importing it costs."""
 
+import ast
 import importlib.util
 import subprocess
 import sys
@@ -52,6 +53,13 @@ for name in {modules}:
 print(sorted(name for name in sys.modules if name.split(".")[0] in ("mlx", "numba")))
 """
     assert run_python(code).strip() == "[]"
+
+
+def test_type_checkers_see_the_public_names():
+    tree = ast.parse(Path(ezmsg.mlx.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {alias.name: node.module for node in block.body for alias in node.names}
+    assert seen == ezmsg.mlx._MODULE_OF
 
 
 def test_public_names_exist_and_are_sorted():

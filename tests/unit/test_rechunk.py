@@ -494,7 +494,9 @@ def test_stateful_op_carries_the_state():
 def test_carry_survives_the_reuse_of_the_buffers_it_came_from():
     message = make(0, 500, attrs={"gain": np.arange(4.0), "unit": "uV"})
     times = AxisArray.CoordinateAxis(data=np.arange(500.0), dims=["time"])
-    message = replace(message, axes={**message.axes, "time": times})
+    # A view, as everything is that arrives through shared memory.
+    labels = AxisArray.CoordinateAxis(data=np.array(list("abcd"))[:], dims=["ch"])
+    message = replace(message, axes={**message.axes, "time": times, "ch": labels})
     rechunk = RechunkTransformer()
     rechunk(message)
     message.data[:] = -1
@@ -512,10 +514,13 @@ def test_carry_survives_the_reuse_of_the_buffers_it_came_from():
 
 def test_carry_keeps_no_buffer_of_its_message_alive():
     message = make(0, 15_001)
-    buffers = [weakref.ref(message.data), weakref.ref(message.axes["ch"].data)]
+    labels = np.array(list("abcd"))
+    views = AxisArray.CoordinateAxis(data=labels[:], dims=["ch"])
+    message = replace(message, axes={**message.axes, "ch": views})
+    buffers = [weakref.ref(message.data), weakref.ref(labels)]
     rechunk = RechunkTransformer()
     assert len(rechunk(message)) == 50
-    del message
+    del message, labels, views
     gc.collect()
     assert [buffer() for buffer in buffers] == [None, None]
     assert lengths(rechunk.flush()) == [1]

@@ -1,72 +1,108 @@
 """Apple's MLX inside ezmsg streaming graphs, with bounded memory, on Metal, CUDA and CPU.
 
-Importing this package neither loads MLX nor compiles anything; the first message does. The function
-:func:`ezmsg.mlx.ewma.ewma` is not re-exported, since its name here is that of its module.
+Importing this package neither loads MLX nor compiles anything; the first message does. Names are loaded when they are
+asked for, so that a process that converts need not wait for the filters. The function :func:`ezmsg.mlx.ewma.ewma` is
+not among them, since its name here is that of its module.
 """
 
-from .__version__ import __version__ as __version__
-from .asarray import ArrayBackend, AsArray, AsArraySettings, AsArrayTransformer
-from .cache import CacheLimit, apply_cache_limit, cache_limit, withdraw_cache_limit
-from .detrend import DetrendTransformer, DetrendUnit
-from .ewma import EWMASettings, EWMATransformer, EWMAUnit
-from .memory import (
-    MEMORY_METRICS,
-    MemoryMonitor,
-    MemoryMonitorProducer,
-    MemoryMonitorSettings,
-    MemorySnapshot,
-    memory_snapshot,
-)
-from .plan import CacheRecommendation, measure_working_set, recommend_cache_limit
-from .pow import Pow, PowSettings, PowTransformer
-from .readlate import ReadLate, ReadLateSettings, ReadLateTransformer
-from .rechunk import Rechunk, RechunkSettings, RechunkTransformer
-from .scan import chunked_scan, normalize_chunk_sizes
-from .simulate import (
-    SimulatedAcquisition,
-    SimulatedAcquisitionProducer,
-    SimulatedAcquisitionSettings,
-    message_lengths,
-    simulated_acquisition,
-)
+import importlib
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "ArrayBackend",
-    "AsArray",
-    "AsArraySettings",
-    "AsArrayTransformer",
-    "CacheLimit",
-    "CacheRecommendation",
-    "DetrendTransformer",
-    "DetrendUnit",
-    "EWMASettings",
-    "EWMATransformer",
-    "EWMAUnit",
-    "MEMORY_METRICS",
-    "MemoryMonitor",
-    "MemoryMonitorProducer",
-    "MemoryMonitorSettings",
-    "MemorySnapshot",
-    "Pow",
-    "PowSettings",
-    "PowTransformer",
-    "ReadLate",
-    "ReadLateSettings",
-    "ReadLateTransformer",
-    "Rechunk",
-    "RechunkSettings",
-    "RechunkTransformer",
-    "SimulatedAcquisition",
-    "SimulatedAcquisitionProducer",
-    "SimulatedAcquisitionSettings",
-    "apply_cache_limit",
-    "cache_limit",
-    "chunked_scan",
-    "measure_working_set",
-    "memory_snapshot",
-    "message_lengths",
-    "normalize_chunk_sizes",
-    "recommend_cache_limit",
-    "simulated_acquisition",
-    "withdraw_cache_limit",
-]
+from .__version__ import __version__ as __version__
+
+if TYPE_CHECKING:
+    from .asarray import (  # noqa: F401
+        ArrayBackend,
+        AsArray,
+        AsArraySettings,
+        AsArrayTransformer,
+    )
+    from .cache import (  # noqa: F401
+        CacheLimit,
+        apply_cache_limit,
+        cache_limit,
+        lifted_cache_limit,
+        withdraw_cache_limit,
+    )
+    from .detrend import (  # noqa: F401
+        DetrendTransformer,
+        DetrendUnit,
+    )
+    from .ewma import (  # noqa: F401
+        EWMASettings,
+        EWMATransformer,
+        EWMAUnit,
+    )
+    from .memory import (  # noqa: F401
+        MEMORY_METRICS,
+        MemoryMonitor,
+        MemoryMonitorProducer,
+        MemoryMonitorSettings,
+        MemorySnapshot,
+        memory_snapshot,
+    )
+    from .plan import (  # noqa: F401
+        CacheRecommendation,
+        measure_working_set,
+        recommend_cache_limit,
+    )
+    from .pow import (  # noqa: F401
+        Pow,
+        PowSettings,
+        PowTransformer,
+    )
+    from .readlate import (  # noqa: F401
+        ReadLate,
+        ReadLateSettings,
+        ReadLateTransformer,
+    )
+    from .rechunk import (  # noqa: F401
+        Rechunk,
+        RechunkSettings,
+        RechunkTransformer,
+    )
+    from .scan import (  # noqa: F401
+        chunked_scan,
+        normalize_chunk_sizes,
+    )
+    from .simulate import (  # noqa: F401
+        SimulatedAcquisition,
+        SimulatedAcquisitionProducer,
+        SimulatedAcquisitionSettings,
+        message_lengths,
+        simulated_acquisition,
+    )
+
+_MODULE_OF = {
+    name: module
+    for module, names in {
+        "asarray": "ArrayBackend AsArray AsArraySettings AsArrayTransformer",
+        "cache": "CacheLimit apply_cache_limit cache_limit lifted_cache_limit withdraw_cache_limit",
+        "detrend": "DetrendTransformer DetrendUnit",
+        "ewma": "EWMASettings EWMATransformer EWMAUnit",
+        "memory": "MEMORY_METRICS MemoryMonitor MemoryMonitorProducer "
+        "MemoryMonitorSettings MemorySnapshot memory_snapshot",
+        "plan": "CacheRecommendation measure_working_set recommend_cache_limit",
+        "pow": "Pow PowSettings PowTransformer",
+        "readlate": "ReadLate ReadLateSettings ReadLateTransformer",
+        "rechunk": "Rechunk RechunkSettings RechunkTransformer",
+        "scan": "chunked_scan normalize_chunk_sizes",
+        "simulate": "SimulatedAcquisition SimulatedAcquisitionProducer "
+        "SimulatedAcquisitionSettings message_lengths simulated_acquisition",
+    }.items()
+    for name in names.split()
+}
+
+__all__ = sorted(_MODULE_OF)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_MODULE_OF[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -162,7 +162,9 @@ def mlx_to_mlx(data: mx.array, dtype: str) -> tuple[mx.array, str]:
 
     final = "float32" if dtype == "float64" and uses_gpu() else dtype
     _refuse_real(data, dtype)
-    return data.astype(getattr(mx, final)), f"{dtype} to {final}" if final != dtype else ""
+    # Only MLX's CPU device knows float64, and casts from it.
+    stream = mx.cpu if data.dtype == mx.float64 else None
+    return data.astype(getattr(mx, final), stream=stream), f"{dtype} to {final}" if final != dtype else ""
 
 
 def mlx_to_numpy(data: mx.array, dtype: str | None = None) -> np.ndarray:

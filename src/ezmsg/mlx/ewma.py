@@ -38,7 +38,7 @@ rate wobble in the last digits; a filter that starts anew each time never settle
 Path = Literal["cpu", "cuda", "metal", "plain"]
 
 
-def _select_path(alpha: float) -> Path:
+def _select_path() -> Path:
     """The kernels for MLX's default device, as it is now: a GPU build may run on its CPU device."""
     import mlx.core as mx
 
@@ -46,12 +46,7 @@ def _select_path(alpha: float) -> Path:
         return "cpu"
     if mx.cuda.is_available():
         return "cuda"
-    if mx.metal.is_available():
-        from .kernels import metal
-
-        if metal.supports(alpha):
-            return "metal"
-    return "plain"
+    return "metal" if mx.metal.is_available() else "plain"
 
 
 @functools.cache
@@ -132,7 +127,7 @@ def ewma(
     zi = mx.zeros(state_shape) if zi is None else _as_float32(zi)
     if 0 in shape:
         return x, zi
-    kernels = _kernels(path or _select_path(alpha))
+    kernels = _kernels(path or _select_path())
     if given_shape == pair_shape:
         return kernels.ewma(x, float(alpha), zi, axis, chunk_sizes)
     y, pair = kernels.ewma(x, float(alpha), mx.concatenate([zi, mx.zeros_like(zi)], axis=axis), axis, chunk_sizes)
@@ -249,7 +244,7 @@ class EWMATransformer(sigproc.EWMATransformer, BaseStatefulTransformer[EWMASetti
         data = message.data
         n_samples = data.shape[axis]
         sizes = self.settings.mlx_metal_chunk_sizes
-        path = _select_path(state.alpha)
+        path = _select_path()
         kernel = _kernels(path).ewma
         if data.dtype != mx.float32:
             data = _as_float32(data)

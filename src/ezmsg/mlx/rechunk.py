@@ -21,7 +21,7 @@ from ezmsg.baseproc import (
 )
 from ezmsg.util.messages.axisarray import AxisArray
 
-from .segments import Segment, continues, cut, lengths
+from .segments import Layout, Segment, continues, cut, lengths
 
 
 def _checked_sizes(sizes: typing.Sequence[int]) -> tuple[int, ...]:
@@ -121,12 +121,13 @@ class RechunkTransformer(BaseStatefulTransformer[RechunkSettings, AxisArray, lis
             return [message]
 
         flushed: list[AxisArray] = []
-        if carry and not continues(carry[-1], message):
-            flushed, _ = cut(carry, lengths(n_carried, sizes, emit=True))
+        layout = Layout.of(message)
+        if carry and not continues(carry[-1], message, layout):
+            flushed = self._flushed()
             carry, n_carried = (), 0
         n_total = n_carried + n_new
         wanted = lengths(n_total, sizes, emit=self.settings.remainder == "emit")
-        pieces, rest = cut((*carry, Segment(message)), wanted)
+        pieces, rest = cut((*carry, Segment(message)), wanted, layout)
         self._state.carry, self._state.n_carried = rest, n_total - sum(wanted)
         return flushed + pieces
 
@@ -136,10 +137,16 @@ class RechunkTransformer(BaseStatefulTransformer[RechunkSettings, AxisArray, lis
         Returns:
             The carried samples, cut to ``sizes`` and then to powers of two; an empty list if there are none.
         """
-        carry, n_carried = self._state.carry, self._state.n_carried
-        pieces, _ = cut(carry, lengths(n_carried, self.settings.sizes, emit=True))
+        pieces = self._flushed()
         self._state.carry, self._state.n_carried = (), 0
         return pieces
+
+    def _flushed(self) -> list[AxisArray]:
+        carry = self._state.carry
+        if not carry:
+            return []
+        wanted = lengths(self._state.n_carried, self.settings.sizes, emit=True)
+        return cut(carry, wanted, Layout.of(carry[-1].message))[0]
 
 
 class Rechunk(BaseTransformerUnit[RechunkSettings, AxisArray, AxisArray, RechunkTransformer]):

@@ -43,102 +43,121 @@ def lengths(n: int, sizes: tuple[int, ...], emit: bool) -> list[int]:
     return found
 
 
-def cut(segments: tuple[Segment, ...], wanted: list[int]) -> tuple[list[AxisArray], tuple[Segment, ...]]:
+class Layout(typing.NamedTuple):
+    """Where a message streams."""
+
+    dim: str
+    """Name of the stream dimension."""
+
+    idx: int
+    """Its position in the data."""
+
+    streamed: tuple[str, ...]
+    """Names of the axes whose values belong to the samples, and which are to be cut together with them."""
+
+    @classmethod
+    def of(cls, message: AxisArray) -> "Layout":
+        dim = resolve_stream_dim(message)
+        streamed = tuple(
+            name
+            for name, axis in message.axes.items()
+            if (_is_linear(axis) and name == dim)
+            or (isinstance(axis, CoordinateAxis) and (name == dim or dim in axis.dims))
+        )
+        return cls(dim, message.dims.index(dim), streamed)
+
+
+def cut(
+    segments: tuple[Segment, ...], wanted: list[int], layout: Layout
+) -> tuple[list[AxisArray], tuple[Segment, ...]]:
     """Cut segments of one uninterrupted stream into pieces of the given lengths, and what is left over to be carried.
 
     All segments but the last, which may be the message that has just arrived, own their memory.
     """
-    if not segments:
-        return [], ()
-    message = segments[-1].message
-    dim = resolve_stream_dim(message)
-    idx = message.get_axis_idx(dim)
-    streamed = _streamed_axes(message, dim)
-
     pieces: list[AxisArray] = []
     i, start = 0, 0
     for length in wanted:
         spans: list[tuple[Segment, int, int]] = []
         while length:
             segment = segments[i]
-            n = segment.message.data.shape[idx]
+            n = segment.message.data.shape[layout.idx]
             stop = min(start + length, n)
             spans.append((segment, start, stop))
             length -= stop - start
             i, start = (i, stop) if stop < n else (i + 1, 0)
-        pieces.append(_piece(spans, dim, idx, streamed))
+        pieces.append(_piece(spans, layout))
 
     rest = list(segments[i:])
     if start and len(rest) > 1:
-        rest[0], start = _owned(rest[0], start, dim, idx, streamed), 0
+        rest[0], start = _owned(rest[0], start, layout), 0
     if rest:
-        rest[-1] = _owned(rest[-1], start, dim, idx, streamed)
+        rest[-1] = _owned(rest[-1], start, layout)
     return pieces, tuple(rest)
 
 
-def _piece(spans: list[tuple[Segment, int, int]], dim: str, idx: int, streamed: list[str]) -> AxisArray:
+def _piece(spans: list[tuple[Segment, int, int]], layout: Layout) -> AxisArray:
     """One message made of samples ``start`` to ``stop`` of each of the segments."""
     segment, start, stop = spans[0]
     message = spans[-1][0].message
-    if len(spans) == 1 and segment.first == 0 and stop - start == message.data.shape[idx]:
+    if len(spans) == 1 and segment.first == 0 and stop - start == message.data.shape[layout.idx]:
         return message
     axes = message.axes.copy()
-    for name in streamed:
+    for name in layout.streamed:
         axis = segment.message.axes[name]
-        if isinstance(axis, CoordinateAxis):
-            values = [(span.message.axes[name].data, begin, end) for span, begin, end in spans]
-            axes[name] = replace(axis, data=_joined(values, _position(axis, dim)))
-        else:
+        if _is_linear(axis):
             axes[name] = replace(axis, offset=axis.value(segment.first + start))
-    data = _joined([(span.message.data, begin, end) for span, begin, end in spans], idx)
+        else:
+            values = [(span.message.axes[name].data, begin, end) for span, begin, end in spans]
+            axes[name] = replace(axis, data=_joined(values, _position(axis, layout.dim)))
+    data = _joined([(span.message.data, begin, end) for span, begin, end in spans], layout.idx)
     return replace(message, data=data, axes=axes)
 
 
-def _owned(segment: Segment, start: int, dim: str, idx: int, streamed: list[str]) -> Segment:
+def _owned(segment: Segment, start: int, layout: Layout) -> Segment:
     """The samples of a segment from ``start`` on, in memory of their own."""
     message = segment.message
-    axes: dict[str, AxisBase] = {}
+    axes = message.axes
     for name, axis in message.axes.items():
-        if isinstance(axis, CoordinateAxis):
-            values = axis.data
-            if name in streamed:
-                values = _slice(values, start, None, _position(axis, dim))
-            axis = replace(axis, data=_copied(values))
-        axes[name] = axis
-    attrs = {name: _copied(value) if _is_array(value) else value for name, value in message.attrs.items()}
-    data = _copied(_slice(message.data, start, None, idx))
+        if _is_linear(axis) or not isinstance(axis, CoordinateAxis):
+            continue
+        values = axis.data
+        if name in layout.streamed:
+            values = _slice(values, start, None, _position(axis, layout.dim))
+        elif isinstance(values, np.ndarray) and values.flags.owndata:
+            # The same object, so that the next message's axis is known by identity.
+            continue
+        axes = {**axes, name: replace(axis, data=_copied(values))}
+    attrs = message.attrs
+    for name, value in message.attrs.items():
+        if _is_array(value):
+            attrs = {**attrs, name: _copied(value)}
+    data = _copied(_slice(message.data, start, None, layout.idx))
     return Segment(replace(message, data=data, axes=axes, attrs=attrs), segment.first + start)
 
 
-def continues(carried: Segment, message: AxisArray) -> bool:
+def continues(carried: Segment, message: AxisArray, layout: Layout) -> bool:
     """Whether the samples of the message are the next ones of the stream that the carried samples belong to."""
     old, new = carried.message, message
     if (old.key, old.dims, old.stream_dim) != (new.key, new.dims, new.stream_dim):
         return False
     if _namespace(old.data) is not _namespace(new.data) or old.data.dtype != new.data.dtype:
         return False
-    dim = resolve_stream_dim(new)
-    idx = new.get_axis_idx(dim)
-    if any(m != n for i, (m, n) in enumerate(zip(old.data.shape, new.data.shape)) if i != idx):
+    idx = layout.idx
+    old_shape, new_shape = old.data.shape, new.data.shape
+    if old_shape[:idx] != new_shape[:idx] or old_shape[idx + 1 :] != new_shape[idx + 1 :]:
         return False
-    if old.axes.keys() != new.axes.keys():
+    if old.axes.keys() != new.axes.keys() or layout != Layout.of(old):
         return False
-    streamed = _streamed_axes(old, dim)
-    n_next = carried.first + old.data.shape[idx]
+    n_next = carried.first + old_shape[idx]
     return all(
-        _follows(axis, new.axes[name], n_next) if name in streamed else _same_axis(axis, new.axes[name])
+        _follows(axis, new.axes[name], n_next) if name in layout.streamed else _same_axis(axis, new.axes[name])
         for name, axis in old.axes.items()
     )
 
 
-def _streamed_axes(message: AxisArray, dim: str) -> list[str]:
-    """Names of the axes whose values belong to the samples, and which are to be cut together with them."""
-    return [
-        name
-        for name, axis in message.axes.items()
-        if (isinstance(axis, CoordinateAxis) and (name == dim or dim in axis.dims))
-        or (isinstance(axis, LinearAxis) and name == dim)
-    ]
+def _is_linear(axis: AxisBase) -> bool:
+    # The type first: asking an abstract class for its instances takes ten times as long.
+    return type(axis) is LinearAxis or isinstance(axis, LinearAxis)
 
 
 def _position(axis: CoordinateAxis, dim: str) -> int:
@@ -149,9 +168,9 @@ def _follows(old: LinearAxis | CoordinateAxis, new: AxisBase, n_next: int) -> bo
     """Whether ``new`` goes on where ``old`` would have its value number ``n_next``."""
     if new.unit != old.unit:
         return False
-    if isinstance(old, LinearAxis):
+    if _is_linear(old):
         return (
-            isinstance(new, LinearAxis)
+            _is_linear(new)
             and abs(new.gain - old.gain) <= RATE_TOLERANCE * abs(old.gain)
             and abs(new.offset - old.value(n_next)) <= GAP_TOLERANCE * abs(old.gain)
         )
@@ -159,6 +178,8 @@ def _follows(old: LinearAxis | CoordinateAxis, new: AxisBase, n_next: int) -> bo
 
 
 def _same_axis(old: AxisBase, new: AxisBase) -> bool:
+    if old is new:
+        return True
     fingerprint = getattr(old, "fingerprint", None)
     if fingerprint is None:
         return old == new

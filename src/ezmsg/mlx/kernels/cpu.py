@@ -8,6 +8,8 @@ import mlx.core as mx
 import numba
 import numpy as np
 
+from .layout import half_a_page_on
+
 _compiled = numba.njit(cache=True, error_model="numpy", nogil=True)
 
 
@@ -72,17 +74,6 @@ def _ewma(x: np.ndarray, y: np.ndarray, zi: np.ndarray, zf: np.ndarray, alpha: f
             zf[outer, 1, channel] = state - np.float64(zf[outer, 0, channel])
 
 
-def _half_a_page_on(size: int) -> np.ndarray:
-    """Memory for *size* float32 that begins half a page into a page.
-
-    Large buffers of MLX and numpy begin 24 and 16 bytes into one. A copy between such neighbours is ten times slower
-    on AMD Zen, where glibc's memcpy takes `rep movsb` and the target lies just above the source in its page.
-    """
-    memory = np.empty(size + 1024, np.float32)
-    start = (2048 - memory.__array_interface__["data"][0]) % 4096 // 4
-    return memory[start : start + size]
-
-
 def ewma(x: mx.array, alpha: float, zi: mx.array, axis: int, chunk_sizes: tuple[int, ...]) -> tuple[mx.array, mx.array]:
     """See :func:`ezmsg.mlx.ewma.ewma`. Evaluates *x*; *chunk_sizes* do not matter here."""
     shape = x.shape
@@ -92,7 +83,7 @@ def ewma(x: mx.array, alpha: float, zi: mx.array, axis: int, chunk_sizes: tuple[
         samples = np.ascontiguousarray(samples)
     # Computed beside MLX and then copied: asking MLX for a buffer to write to costs a round trip to its stream
     # (some 30 us), more than the copy.
-    y = _half_a_page_on(outer * n_samples * inner).reshape(outer, n_samples, inner)
+    y = half_a_page_on(outer * n_samples * inner).reshape(outer, n_samples, inner)
     zf = np.empty((outer, 2, inner), np.float32)
     _ewma(samples.reshape(y.shape), y, np.asarray(zi).reshape(zf.shape), zf, alpha)
     return mx.array(y.reshape(shape)), mx.array(zf.reshape(zi.shape))

@@ -9,7 +9,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from .layout import LARGEST_SAMPLE, from_pairs, to_pairs
+from .layout import LARGEST_SAMPLE, from_pairs, half_a_page_on, to_pairs
 
 BLOCK = 4096
 """Samples that go through all sections together: 32 KiB of float64, which the caches next to the core hold."""
@@ -43,14 +43,21 @@ def _sections(block: np.ndarray, z: np.ndarray, first: int, sos: np.ndarray) -> 
 
 
 @_compiled
-def _copy(source: np.ndarray, target: np.ndarray) -> None:
+def _load(source: np.ndarray, target: np.ndarray) -> None:
+    for i in range(source.size):
+        # NaN stays in the state, so the loops need not look at every sample; what was one is seen at the end.
+        target[i] = source[i] if np.abs(source[i]) <= LARGEST_SAMPLE else np.nan
+
+
+@_compiled
+def _store(source: np.ndarray, target: np.ndarray) -> None:
     for i in range(source.size):
         target[i] = source[i]
 
 
 @_compiled
 def _time_first(x: np.ndarray, y: np.ndarray, z: np.ndarray, sos: np.ndarray) -> None:
-    """*x* (outer, time, channel), *y* the same with longer rows, *z* (outer, section, 2, channel)."""
+    """*x* and *y* (outer, time, channel), *z* (outer, section, 2, channel)."""
     buffer = np.empty(BLOCK)
     width = min(x.shape[2], ROW)
     length = BLOCK // width
@@ -61,15 +68,15 @@ def _time_first(x: np.ndarray, y: np.ndarray, z: np.ndarray, sos: np.ndarray) ->
                 last = min(first + width, x.shape[2])
                 block = buffer[: n_samples * (last - first)].reshape(n_samples, last - first)
                 for n in range(n_samples):
-                    _copy(x[outer, start + n, first:last], block[n])
+                    _load(x[outer, start + n, first:last], block[n])
                 _sections(block, z[outer], first, sos)
                 for n in range(n_samples):
-                    _copy(block[n], y[outer, start + n, first:last])
+                    _store(block[n], y[outer, start + n, first:last])
 
 
 @_compiled
 def _time_last(x: np.ndarray, y: np.ndarray, z: np.ndarray, sos: np.ndarray) -> None:
-    """*x* (channel, time), *y* the same with longer rows, *z* (section, 2, channel)."""
+    """*x* and *y* (channel, time), *z* (section, 2, channel)."""
     buffer = np.empty(BLOCK)
     length = BLOCK // COLUMN
     for first in range(0, x.shape[0], COLUMN):
@@ -78,12 +85,10 @@ def _time_last(x: np.ndarray, y: np.ndarray, z: np.ndarray, sos: np.ndarray) -> 
             n_samples = min(length, x.shape[1] - start)
             block = buffer[: n_samples * n_channels].reshape(n_samples, n_channels)
             for channel in range(n_channels):
-                for n in range(n_samples):
-                    block[n, channel] = x[first + channel, start + n]
+                _load(x[first + channel, start : start + n_samples], block[:, channel])
             _sections(block, z, first, sos)
             for channel in range(n_channels):
-                for n in range(n_samples):
-                    y[first + channel, start + n] = block[n, channel]
+                _store(block[:, channel], y[first + channel, start : start + n_samples])
 
 
 @_compiled
@@ -109,24 +114,21 @@ def sosfilt(
     samples = np.asarray(x)
     if not samples.flags.c_contiguous:
         samples = np.ascontiguousarray(samples)
+    samples = samples.reshape(outer, n_samples, inner)
+    # Computed beside MLX and then copied: see ezmsg.mlx.kernels.cpu.
+    y = half_a_page_on(samples.size).reshape(samples.shape)
     # (outer, section, 2, inner)
     before = from_pairs(np.asarray(zi).reshape(len(sos), outer, 4, inner), axis=2).swapaxes(0, 1)
-    z = before.copy()
-    # Computed beside MLX and then copied, with a gap after each row: see ezmsg.mlx.kernels.cpu.
     if inner == 1:
-        samples = samples.reshape(outer, n_samples, 1)
-        rows = np.empty((outer, n_samples + 1, 1), np.float32)
-        channels_last = np.ascontiguousarray(z[..., 0].transpose(1, 2, 0))
-        _time_last(samples[..., 0], rows[..., 0], channels_last, sos)
-        z[..., 0] = channels_last.transpose(2, 0, 1)
+        z = before[..., 0].transpose(1, 2, 0).copy()
+        _time_last(samples[..., 0], y[..., 0], z, sos)
+        z = z.transpose(2, 0, 1)[..., None]
     else:
-        samples = samples.reshape(outer, n_samples, inner)
-        rows = np.empty((outer, n_samples, inner + 1), np.float32)
-        _time_first(samples, rows, z, sos)
-    y = rows[:, :n_samples, :inner]
-    # NaN and inf stay in the recurrence, so the loops above need not look at every sample.
-    for i, channel in np.argwhere(~(np.abs(z) <= np.finfo(np.float32).max).all(axis=(1, 2))):
-        z[i, :, :, channel] = before[i, :, :, channel]
-        _hold(samples[i, :, channel], y[i, :, channel], z[i, :, :, channel], sos)
+        z = before.copy()
+        _time_first(samples, y, z, sos)
+    for i, channel in np.argwhere(~np.isfinite(z).all(axis=(1, 2))):
+        alone = before[i, :, :, channel].copy()
+        _hold(samples[i, :, channel], y[i, :, channel], alone, sos)
+        z[i, :, :, channel] = alone
     zf = to_pairs(z.swapaxes(0, 1), axis=2)
     return mx.array(y.reshape(shape)), mx.array(zf.reshape(zi.shape))

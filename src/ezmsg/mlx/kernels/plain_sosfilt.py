@@ -47,6 +47,10 @@ class _Matrix:
 class _Section:
     """``s += change @ s + inputs * x`` and ``y = b0 * x + s[0]``, with ``s = (z0, (z0 + z1) / scale)``."""
 
+    mirrored: bool
+    """Poles are nearer to -1 than to 1. Then all this is of the section with mirrored poles and zeros, which does to
+    x with every other sample negated what this one does to x."""
+
     b0: float
     scale: float
     inputs: mx.array
@@ -57,6 +61,8 @@ class _Section:
     @classmethod
     def of(cls, row: npt.NDArray[np.float64]) -> _Section:
         b0, b1, b2, _, a1, a2 = row.tolist()
+        if mirrored := a1 > 0.0:
+            b1, a1 = -b1, -a1
         # (1 - p) * (1 - q) of the poles p and q.
         kappa = math.fsum([1.0, a1, a2])
         scale = 2.0 ** round(0.5 * math.log2(max(abs(kappa), 2.0**-60)))
@@ -66,6 +72,7 @@ class _Section:
         for _ in range(MAX_STEPS - 1):
             transitions.append(transitions[-1] @ transitions[-1])
         return cls(
+            mirrored,
             b0,
             scale,
             mx.array(inputs.astype(np.float32)[:, None, None]),
@@ -77,6 +84,9 @@ class _Section:
         """Over *x* (time, channel) from *start* (2, 1, channel); the state after *count* samples of each channel."""
         size = x.shape[0]
         high, low = start
+        if self.mirrored:
+            signs = (1 - 2 * (mx.arange(size + 1) % 2)).astype(mx.float32)
+            x = x * signs[:size, None]
         difference = self.inputs * x + (self.change @ high + self.change @ low)
         for i, transition in enumerate(self.transitions):
             step = 1 << i
@@ -88,7 +98,11 @@ class _Section:
         difference = mx.pad(difference, [(0, 0), (1, 0), (0, 0)])
         y = (self.b0 * x + high[0]) + (low[0] + difference[0, :size])
         last = mx.take_along_axis(difference, mx.broadcast_to(count, (2, *count.shape)), axis=1)
-        return y, two_sum(high, low + last)
+        high, low = two_sum(high, low + last)
+        if self.mirrored:
+            y = y * signs[:size, None]
+            high, low = high * signs[count], low * signs[count]
+        return y, (high, low)
 
 
 @functools.lru_cache(maxsize=64)
@@ -100,21 +114,24 @@ def _split_state(zi: mx.array, sections: list[_Section]) -> list[Pair]:
     """From scipy's state (section, 4, channel), pairs, to that of each section, pairs of (2, 1, channel)."""
     states = []
     for section, (high0, high1, low0, low1) in zip(sections, zi[:, :, None], strict=True):
+        if section.mirrored:
+            high1, low1 = -high1, -low1
         total, rest = two_sum(high0, high1)
         total, rest = two_sum(total, rest + (low0 + low1))
-        states.append(
-            (mx.stack([high0, total * (1.0 / section.scale)]), mx.stack([low0, rest * (1.0 / section.scale)]))
-        )
+        factor = 1.0 / section.scale
+        states.append((mx.stack([high0, factor * total]), mx.stack([low0, factor * rest])))
     return states
 
 
 def _join_state(states: list[Pair], sections: list[_Section]) -> mx.array:
     """The inverse of :func:`_split_state`."""
     joined = []
-    for section, (high, low) in zip(sections, states, strict=True):
-        z1, rest = two_sum(section.scale * high[1], -high[0])
-        z1, rest = two_sum(z1, rest + (section.scale * low[1] - low[0]))
-        joined.append(mx.concatenate([high[0], z1, low[0], rest]))
+    for section, ((high0, total), (low0, rest)) in zip(sections, states, strict=True):
+        high1, low1 = two_sum(section.scale * total, -high0)
+        high1, low1 = two_sum(high1, low1 + (section.scale * rest - low0))
+        if section.mirrored:
+            high1, low1 = -high1, -low1
+        joined.append(mx.concatenate([high0, high1, low0, low1]))
     return mx.stack(joined)
 
 
