@@ -9,12 +9,15 @@ import sys
 import time
 
 import ezmsg.core as ez
-import psutil
+import rich
 from ezmsg.sigproc.affinetransform import CommonRereferenceSettings
 from ezmsg.sigproc.aggregate import AggregationFunction
 from ezmsg.sigproc.binned_aggregate import BinnedAggregateSettings
 from ezmsg.sigproc.math.log import LogSettings
 from ezmsg.util.messages.axisarray import AxisArray
+from memory_view import memory_table
+from rich.console import Group, RenderableType
+from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 
 from ezmsg.mlx import (
@@ -22,13 +25,14 @@ from ezmsg.mlx import (
     AsArraySettings,
     CacheLimit,
     EWMASettings,
+    MemorySnapshot,
     PowSettings,
     SimulatedAcquisitionSettings,
     cache_limit,
+    memory_snapshot,
 )
 from ezmsg.mlx.convert import import_mlx
 
-MIB = 1 << 20
 SECONDS_BETWEEN_LINES = 5.0
 
 REFERENCE = CommonRereferenceSettings(mode="mean")
@@ -55,7 +59,7 @@ def mib(text: str) -> float | None:
     return None if text == "none" else float(text)
 
 
-def parse_options(description: str, *, with_real_time: bool = False) -> argparse.Namespace:
+def parse_options(description: str, *, of_graph: bool = False) -> argparse.Namespace:
     """The command line: ``stream`` (settings of the source), ``to_mlx`` (of the first stage) and ``save``."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = SimulatedAcquisitionSettings(duration=20.0)
@@ -70,8 +74,12 @@ def parse_options(description: str, *, with_real_time: bool = False) -> argparse
     for field, (option, metavar, kind, text) in fields.items():
         value = getattr(default, field)
         parser.add_argument(option, dest=field, metavar=metavar, type=kind, default=value, help=f"{text} [{value}]")
-    if with_real_time:
+    if of_graph:
         parser.add_argument("--real-time", action="store_true", help="at the pace of the rate, not as fast as possible")
+        text = "cut the messages to three lengths before they leave the source's process"
+        parser.add_argument("--rechunk", action="store_true", help=text)
+        parser.add_argument("--monitor", action="store_true", help="show more about the memory of MLX's process")
+        parser.add_argument("--plot", metavar="FILE.png", help="where to draw the memory of MLX's process over time")
     text = 'limit on MLX\'s cache in MiB, or "none" [512]'
     parser.add_argument("--limit", metavar="MIB", type=mib, default=512.0, help=text)
     parser.add_argument("--save", metavar="FILE.npy", help="where to save the features, shape (bins, channels)")
@@ -79,7 +87,7 @@ def parse_options(description: str, *, with_real_time: bool = False) -> argparse
     values = {field: getattr(options, field) for field in fields}
     try:
         import_mlx()
-        options.stream = SimulatedAcquisitionSettings(**values, real_time=with_real_time and options.real_time)
+        options.stream = SimulatedAcquisitionSettings(**values, real_time=of_graph and options.real_time)
         options.to_mlx = to_mlx(options.limit)
     except ImportError as error:
         parser.exit(1, f"{error}\n")
@@ -96,10 +104,9 @@ class Meter:
 
     n_messages: int = 0
     lengths: set[int] = dataclasses.field(default_factory=set)
-    cache: float = 0.0
+    memory: MemorySnapshot | None = None
+    first_memory: MemorySnapshot | None = None
     largest_cache: float = 0.0
-    rss: float = 0.0
-    first_rss: float = 0.0
     limit: CacheLimit = CacheLimit(None, "default")
 
     def count(self, message: AxisArray) -> None:
@@ -107,10 +114,9 @@ class Meter:
         self.lengths.add(message.data.shape[0])
 
     def measure(self) -> None:
-        self.cache = import_mlx().get_cache_memory() / MIB
-        self.largest_cache = max(self.largest_cache, self.cache)
-        self.rss = psutil.Process().memory_info().rss / MIB
-        self.first_rss = self.first_rss or self.rss
+        self.memory = memory_snapshot()
+        self.first_memory = self.first_memory or self.memory
+        self.largest_cache = max(self.largest_cache, self.memory.mlx_cache)
         self.limit = cache_limit()
 
 
@@ -120,6 +126,8 @@ class ProgressLine:
     def __init__(self, duration: float) -> None:
         self.duration = duration
         self.interrupted = False
+        self.memory: MemorySnapshot | None = None
+        """Shown as a table below the line when there is one."""
         self.seconds = self.wall = self.speed = 0.0
         self._first: tuple[float, float] | None = None
         self._next_line = -math.inf
@@ -127,11 +135,15 @@ class ProgressLine:
         width = max(shutil.get_terminal_size().columns - 75, 5)
         self._bar = Progress(BarColumn(width), TextColumn("{task.description}"))
         self._task = self._bar.add_task("starting", total=duration)
+        self._live = Live(get_renderable=self._view, refresh_per_second=10)
 
     def __enter__(self) -> "ProgressLine":
         if sys.stdout.isatty():
-            self._bar.start()
+            self._live.start()
         return self
+
+    def _view(self) -> RenderableType:
+        return Group(self._bar, memory_table(self.memory)) if self.memory else self._bar
 
     def update(self, seconds: float, meter: Meter) -> None:
         now = time.monotonic()
@@ -139,19 +151,22 @@ class ProgressLine:
         self._first = self._first or (now, seconds)
         self.seconds, self.wall = seconds, now - self._first[0]
         self.speed = (seconds - self._first[1]) / self.wall if self.wall else 0.0
+        memory = meter.memory
         text = (
-            f"{seconds:.1f}/{self.duration:.1f} s  {self.speed:.1f}x real time  cache {meter.cache:.0f} MiB  "
-            f"RSS {meter.rss:.0f} MiB  lengths {len(meter.lengths)}"
+            f"{seconds:.1f}/{self.duration:.1f} s  {self.speed:.1f}x real time  cache {memory.mlx_cache:.0f} MiB  "
+            f"RSS {memory.resident_set:.0f} MiB  lengths {len(meter.lengths)}"
         )
         if sys.stdout.isatty():
             self._bar.update(self._task, completed=seconds, description=text)
         elif now >= self._next_line:
             self._next_line = now + SECONDS_BETWEEN_LINES
             print(text, flush=True)
+            if self.memory:
+                rich.print(memory_table(self.memory))
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
         if sys.stdout.isatty():
-            self._bar.stop()
+            self._live.stop()
         self.interrupted = kind is KeyboardInterrupt
         return self.interrupted
 
@@ -164,4 +179,6 @@ class ProgressLine:
         print(f"messages   {meter.n_messages}, of {len(meter.lengths)} different lengths")
         print(f"MLX cache  {meter.largest_cache:.1f} MiB at most")
         print(f"limit      {value}, {asker[limit.source]}")
-        print(f"RSS        {meter.first_rss:.0f} MiB first, {meter.rss:.0f} MiB last")
+        if meter.memory:
+            first, last = meter.first_memory.resident_set, meter.memory.resident_set
+            print(f"RSS        {first:.0f} MiB first, {last:.0f} MiB last")

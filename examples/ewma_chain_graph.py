@@ -5,11 +5,14 @@
 
 Each | is a process boundary: everything that touches MLX is one Collection in
 one process, and only NumPy arrays cross. Stalls make messages of ever new
-lengths, which fill MLX's cache; the first stage keeps it below its limit. The
-same chain without a graph, with the same features, is in ewma_chain_offline.py.
+lengths, which fill MLX's cache; the first stage keeps it below its limit. With
+--rechunk the source's process cuts them to three lengths before they cross, and
+the cache needs less. The same chain without a graph, with the same features, is
+in ewma_chain_offline.py.
 
     pip install "ezmsg-mlx[cpu,examples]"
     python ewma_chain_graph.py --real-time --limit 64
+    python ewma_chain_graph.py --rechunk --monitor --plot memory.png
 """
 
 import math
@@ -23,20 +26,23 @@ from collections.abc import AsyncGenerator
 import ewma_chain as shared
 import ezmsg.core as ez
 import numpy as np
+from ewma_chain_acquisition import Acquisition, RunSettings
 from ezmsg.sigproc.affinetransform import CommonRereference
 from ezmsg.sigproc.binned_aggregate import BinnedAggregate
 from ezmsg.sigproc.math.log import Log
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
+from memory_view import save_plot
 
 from ezmsg.mlx import (
     AsArray,
     AsArraySettings,
     DetrendUnit,
     EWMAUnit,
+    MemoryMonitor,
+    MemoryMonitorSettings,
+    MemorySnapshot,
     Pow,
-    SimulatedAcquisition,
-    SimulatedAcquisitionSettings,
 )
 
 
@@ -68,6 +74,7 @@ class Chain(ez.Collection):
 
     INPUT_SIGNAL = ez.InputTopic(AxisArray)
     OUTPUT_FEATURES = ez.OutputTopic(AxisArray)
+    OUTPUT_MEMORY = ez.OutputTopic(AxisArray)
 
     TO_MLX = AsArray()
     REFERENCE = CommonRereference(shared.REFERENCE)
@@ -78,6 +85,7 @@ class Chain(ez.Collection):
     LOG = Log(shared.LOG)
     TO_NUMPY = AsArray(shared.TO_NUMPY)
     METER = MeterUnit()
+    MONITOR = MemoryMonitor(MemoryMonitorSettings(interval=0.1))
 
     def configure(self) -> None:
         self.TO_MLX.apply_settings(self.SETTINGS)
@@ -90,20 +98,23 @@ class Chain(ez.Collection):
             (self.INPUT_SIGNAL, self.METER.INPUT_SIGNAL),
             (self.TO_NUMPY.OUTPUT_SIGNAL, self.METER.INPUT_FEATURES),
             (self.METER.OUTPUT_FEATURES, self.OUTPUT_FEATURES),
+            (self.MONITOR.OUTPUT_SIGNAL, self.OUTPUT_MEMORY),
         )
 
 
 class Sink(ez.Unit):
     """Keeps the features and shows the progress, in the main process; ends the graph after the last bin."""
 
-    SETTINGS = SimulatedAcquisitionSettings
+    SETTINGS = RunSettings
 
     INPUT_FEATURES = ez.InputStream(AxisArray)
+    INPUT_MEMORY = ez.InputStream(AxisArray)
 
     async def initialize(self) -> None:
         self.features: list[np.ndarray] = []
+        self.memory: list[tuple[float, MemorySnapshot]] = []
         self.meter = shared.Meter()
-        self.progress = shared.ProgressLine(self.SETTINGS.duration)
+        self.progress = shared.ProgressLine(self.SETTINGS.stream.duration)
         self.complete = threading.Event()
 
     @ez.subscriber(INPUT_FEATURES)
@@ -113,10 +124,16 @@ class Sink(ez.Unit):
         self.meter = message.attrs["meter"]
         self.progress.update(shared.end_of(message), self.meter)
         # A bin that the stream ends in is never sent: this message is the last if the stream cannot fill another bin.
-        bin_duration = shared.BIN.bin_duration
-        n_bins = math.ceil(shared.end_of(message) / bin_duration - 1e-6)
-        if int((n_bins + 1) * bin_duration * self.SETTINGS.sampling_rate) > self.SETTINGS.n_samples:
+        n_bins = math.ceil(shared.end_of(message) / shared.BIN.bin_duration - 1e-6)
+        if not self.SETTINGS.fills(n_bins + 1):
             self.complete.set()
+
+    @ez.subscriber(INPUT_MEMORY)
+    async def on_memory(self, message: AxisArray) -> None:
+        snapshot = MemorySnapshot(**dict(zip(message.axes["metric"].data.tolist(), message.data[0].tolist())))
+        self.memory.append((message.axes["time"].offset, snapshot))
+        if self.SETTINGS.monitor:
+            self.progress.memory = snapshot
 
     @ez.main
     def wait(self) -> None:
@@ -136,32 +153,34 @@ class Sink(ez.Unit):
 
 
 def main() -> int:
-    options = shared.parse_options(__doc__, with_real_time=True)
-    source, chain, sink = SimulatedAcquisition(options.stream), Chain(options.to_mlx), Sink(options.stream)
-    # Room for the longest message. ezmsg's ring of shared memory starts at 32 x 64 KiB; a message that does not fit
-    # makes it anew for 32 of twice that size: by default a second's pause and half a GB.
-    longest = max(options.stream.samples_per_message, *options.stream.stall_lengths, 0)
-    source.OUTPUT_SIGNAL.num_buffers = 4
-    source.OUTPUT_SIGNAL.buf_size = longest * options.stream.n_channels * np.dtype(np.int16).itemsize + 2**16
+    options = shared.parse_options(__doc__, of_graph=True)
+    settings = RunSettings(options.stream, rechunk=options.rechunk, monitor=options.monitor)
+    if not settings.fills(1):
+        print(f"{options.stream.duration} s are too short for a single bin", file=sys.stderr)
+        return 2
+    acquisition, chain, sink = Acquisition(settings), Chain(options.to_mlx), Sink(settings)
     # The progress line shows whether the chain keeps up; a warning from another process would run into it.
     os.environ.setdefault("EZMSG_DISABLE_BACKPRESSURE_WARNING", "1")
     # Inherited by the other processes, which Ctrl-C reaches too: they end with the graph, and not while it starts.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     print("starting the processes", flush=True)
     ez.run(
-        SOURCE=source,
+        ACQUISITION=acquisition,
         CHAIN=chain,
         SINK=sink,
         connections=(
-            (source.OUTPUT_SIGNAL, chain.INPUT_SIGNAL),
+            (acquisition.OUTPUT_SIGNAL, chain.INPUT_SIGNAL),
             (chain.OUTPUT_FEATURES, sink.INPUT_FEATURES),
+            (chain.OUTPUT_MEMORY, sink.INPUT_MEMORY),
         ),
-        process_components=(source, chain),
+        process_components=(acquisition, chain),
         # A graph server of its own on a free port, so that graphs that run at the same time do not meet.
         graph_address=("127.0.0.1", 0),
         auto_start=True,
     )
     sink.progress.print_summary(sink.meter)
+    if options.plot and sink.memory:
+        save_plot(sink.memory, options.plot)
     if sink.progress.interrupted:
         return 130
     if options.save:

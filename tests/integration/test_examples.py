@@ -142,6 +142,33 @@ def test_both_examples_give_the_same_features(runs):
     np.testing.assert_array_equal(offline, graph)
 
 
+def test_rechunked_and_monitored_the_graph_gives_the_same_features_and_a_picture(runs, start, tmp_path):
+    files = {"--save": tmp_path / "features.npy", "--plot": tmp_path / "memory.png"}
+    # Pieces end elsewhere than bins do: of 45000 samples the last 200 stay behind, and with them the last bin.
+    options = (*OPTIONS, "--real-time", "--samples-per-message", "400", "--rechunk", "--monitor")
+    script = start("ewma_chain_graph.py", *options, *(str(word) for pair in files.items() for word in pair))
+    script.read_until("x real time")
+    script.note_segments()
+    # Building Matplotlib's list of fonts would be told on stderr; now it is there.
+    figures = pytest.importorskip("matplotlib.pyplot")
+    code, out, err = script.finish()
+    assert (code, err) == (0, "")
+    script.assert_nothing_left()
+    assert re.search(r"^messages .* of [23] different lengths$", out, re.MULTILINE)
+    heads, values = re.search(r"^(MLX active .* device) *\n(.*) MiB$", out, re.MULTILINE).groups()
+    numbers = dict(zip(re.split(r"  +", heads), values.split()))
+    assert numbers["cache limit"] in ("512", "-")
+    assert int(numbers["RSS"]) > 0
+    _, offline = runs["ewma_chain_offline"]
+    features = np.load(files["--save"])
+    assert features.shape == (149, 16)
+    # Bit for bit on the CPU; on a GPU the order of additions may depend on the length of a message.
+    np.testing.assert_allclose(features, offline[:149], rtol=0, atol=1e-5)
+    picture = figures.imread(files["--plot"])
+    assert picture.shape[:2] == (700, 1200)
+    assert np.ptp(picture[..., :3]) > 0.5
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_features_follow_the_float64_reference(runs, script):
     _, features = runs[script]
@@ -212,7 +239,7 @@ async def test_the_graph_example_ends_when_one_of_its_processes_dies(monkeypatch
     monkeypatch.setattr("multiprocessing.active_children", lambda: next(seen, both[1:]))
     monkeypatch.setattr("os._exit", sys.exit)
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    sink = ewma_chain_graph.Sink(STREAM)
+    sink = ewma_chain_graph.Sink(ewma_chain_graph.RunSettings(STREAM))
     await sink.setup()
     with pytest.raises(SystemExit) as stopped:
         sink.wait()
@@ -222,7 +249,9 @@ async def test_the_graph_example_ends_when_one_of_its_processes_dies(monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("module", "own"), [(ewma_chain_offline, []), (ewma_chain_graph, ["real-time"])], ids=["offline", "graph"]
+    ("module", "own"),
+    [(ewma_chain_offline, []), (ewma_chain_graph, ["real-time", "rechunk", "monitor", "plot"])],
+    ids=["offline", "graph"],
 )
 def test_help_shows_the_options(module, own, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["example", "--help"])

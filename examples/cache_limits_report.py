@@ -1,0 +1,212 @@
+"""The table, the ratios and the picture of compare_cache_limits.py."""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclasses.dataclass(frozen=True)
+class Course:
+    """How much memory it was in the course of a run, in MiB. None: the platform does not tell."""
+
+    first: float | None
+    last: float | None
+    most: float | None
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "Course":
+        known = [value for value in values if not math.isnan(value)]
+        return cls(known[0], known[-1], max(known)) if known else cls(None, None, None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What one run of one configuration gave."""
+
+    device: str
+    """MLX's default device, ``"cpu"`` or ``"gpu"``."""
+    default_lifted: bool
+    """Whether MLX's own limit was so small that it was lifted for "no limit"."""
+    n_lengths: int
+    """Distinct message lengths that the chain saw."""
+    speed: float
+    """Seconds of stream in a second, in the chain alone: making the messages does not count."""
+    steady_ms_median: float
+    steady_ms_p99: float
+    """Time for an ordinary message, from its counts to its features in NumPy."""
+    live_most: float
+    """MLX's peak of live memory, in MiB."""
+    cache: Course
+    footprint: Course
+    resident_set: Course
+    device_memory: Course
+    curve: list[tuple[float, float]]
+    """Stream time in seconds, and the largest cache in MiB since the point before."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    names: dict[str, str]
+    """What each configuration is called in the table and the picture, in their order."""
+    limits_mb: dict[str, float | None]
+    """The limit on the cache in MiB; None: no limit."""
+    runs: dict[str, list[Run]]
+    """The runs of each configuration, in the order in which they were made."""
+    notes: list[str]
+
+    def median(self, configuration: str, number: Callable[[Run], float | None]) -> float:
+        """Median of a number over the runs of a configuration; NaN if the platform does not tell it."""
+        values = [number(run) for run in self.runs[configuration]]
+        return math.nan if None in values else statistics.median(values)
+
+    def ratios(self, configuration: str, number: Callable[[Run], float]) -> list[float]:
+        """A number as a multiple of that without a limit, for each round of runs."""
+        rounds = zip(self.runs[configuration], self.runs["none"])
+        return [number(run) / number(unlimited) for run, unlimited in rounds]
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the buffers are in the memory of a device of its own, where the footprint misses them."""
+        return any(run.device_memory.last is not None for runs in self.runs.values() for run in runs)
+
+
+def _process_memory(comparison: Comparison) -> tuple[str, Callable[[Run], Course]]:
+    if comparison.on_device:
+        return "device memory", lambda run: run.device_memory
+    return "footprint", lambda run: run.footprint
+
+
+def _pair(*numbers: float) -> str:
+    return " / ".join("-" if math.isnan(number) else f"{number:.0f}" for number in numbers)
+
+
+def print_report(comparison: Comparison, console: Console) -> None:
+    memory_name, memory = _process_memory(comparison)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    table.add_column("\nmemory in MiB", no_wrap=True)
+    for head in ("\nlengths", "cache\nlast / most", "live\nmost", f"{memory_name}\nfirst / last", "x real\ntime"):
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("ms/message\n50 % / 99 %", justify="right", no_wrap=True)
+
+    for key, name in comparison.names.items():
+
+        def median(number: Callable[[Run], float | None], key: str = key) -> float:
+            return comparison.median(key, number)
+
+        table.add_row(
+            name,
+            f"{median(lambda run: run.n_lengths):.0f}",
+            _pair(median(lambda run: run.cache.last), median(lambda run: run.cache.most)),
+            _pair(median(lambda run: run.live_most)),
+            _pair(median(lambda run: memory(run).first), median(lambda run: memory(run).last)),
+            f"{median(lambda run: run.speed):.2f}",
+            f"{median(lambda run: run.steady_ms_median):.3g} / {median(lambda run: run.steady_ms_p99):.3g}",
+        )
+    console.print(table)
+    for line in (*comparison.notes, *_targets(comparison)):
+        console.print(line, highlight=False)
+
+
+def _targets(comparison: Comparison) -> Iterable[str]:
+    if "none" not in comparison.runs:
+        return
+    if "rechunk" in comparison.runs:
+        cache = statistics.median(comparison.ratios("rechunk", lambda run: run.cache.last))
+        yield f"Rechunk: {100 * cache:.1f} % of the cache without a limit (target: at most 10 %)"
+    for key, name, target in (
+        ("rechunk", "Rechunk", "0.95"),
+        ("rechunkemit", "Rechunk, emit", "0.95"),
+        ("recommended", "Recommended limit", "1"),
+    ):
+        if key in comparison.runs:
+            ratios = comparison.ratios(key, lambda run: run.speed)
+            spread = f", {min(ratios):.2f} to {max(ratios):.2f}" if len(ratios) > 1 else ""
+            yield f"{name}: {statistics.median(ratios):.2f} of the speed without a limit{spread} (target: {target})"
+
+
+# Colours of Okabe and Ito, which colour-blind readers can tell apart. The colour is the kind of lever, the line and the
+# marker its setting.
+STYLES = {
+    "none": ("#000000", "-", "o"),
+    "512": ("#0072B2", "-", "v"),
+    "256": ("#0072B2", "--", "<"),
+    "128": ("#0072B2", ":", "^"),
+    "0": ("#56B4E9", "-", "s"),
+    "clear60": ("#E69F00", "-", "P"),
+    "clear6": ("#E69F00", "--", "X"),
+    "clear1": ("#E69F00", ":", "*"),
+    "rechunk": ("#009E73", "-", "D"),
+    "rechunkemit": ("#CC79A7", "-", "P"),
+    "rechunk512": ("#009E73", "--", "d"),
+    "recommended": ("#D55E00", "-.", "h"),
+}
+
+
+def draw(comparison: Comparison, path: str) -> None:
+    """Save a picture: the cache over time, and speed against memory."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    # Readable at half the size.
+    pyplot.rcParams["font.size"] = 14
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 7), width_ratios=(3, 2), layout="constrained")
+    _draw_cache(comparison, left)
+    _draw_speed(comparison, right)
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, handlelength=3, frameon=False)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def _draw_cache(comparison: Comparison, axes: "Axes") -> None:
+    for number, (key, name) in enumerate(comparison.names.items()):
+        color, line, marker = STYLES[key]
+        seconds, cache = zip(*comparison.runs[key][0].curve)
+        # Markers at different places, so that of two lines that coincide both are seen.
+        n_points = len(seconds)
+        axes.plot(
+            seconds,
+            cache,
+            color=color,
+            linestyle=line,
+            linewidth=2,
+            marker=marker,
+            markersize=9,
+            markevery=(number * n_points // 60, max(n_points // 5, 1)),
+            label=name,
+        )
+    # Linear up to 10 MiB, so that an empty cache has its place.
+    axes.set_yscale("symlog", linthresh=10)
+    axes.set_ylim(bottom=-1)
+    axes.yaxis.set_major_formatter("{x:.0f}")
+    axes.set_xlabel("stream time (s)")
+    axes.set_ylabel("MLX's buffer cache (MiB)")
+    axes.grid(alpha=0.3)
+
+
+def _draw_speed(comparison: Comparison, axes: "Axes") -> None:
+    memory_name, memory = _process_memory(comparison)
+    for key in comparison.names:
+        color, _, marker = STYLES[key]
+        most = comparison.median(key, lambda run: memory(run).most)
+        speeds = [run.speed for run in comparison.runs[key]]
+        axes.vlines(most, min(speeds), max(speeds), color=color)
+        axes.plot(most, statistics.median(speeds), color=color, marker=marker, markersize=11, linestyle="none")
+    axes.margins(0.08)
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(f"largest {memory_name} (MiB)")
+    axes.set_ylabel("speed (times real time)")
+    axes.grid(alpha=0.3)
