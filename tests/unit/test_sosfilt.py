@@ -85,7 +85,7 @@ def test_state_of_another_shape_is_refused(shape, n):
         sosfilt(mx.zeros((n, 3)), BAND_PASS, mx.zeros(shape), axis=0)
 
 
-@pytest.mark.parametrize("sizes", [(), (0,), (1025,), (32.0,), (True,), 32, None], ids=repr)
+@pytest.mark.parametrize("sizes", [(), (0,), (513,), (32.0,), (True,), 32, None], ids=repr)
 def test_bad_chunk_sizes_are_refused_on_every_path(sizes):
     for path in PATHS:
         with pytest.raises(ValueError, match="chunk_sizes is "):

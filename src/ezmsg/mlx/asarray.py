@@ -9,16 +9,10 @@ from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
 from .cache import apply_cache_limit, check_cache_limit, withdraw_cache_limit
-from .convert import MLX_DTYPES, is_mlx_array, mlx_to_mlx, mlx_to_numpy, numpy_to_mlx
+from .convert import MLX_DTYPES, NUMPY_DTYPES, is_mlx_array, mlx_to_mlx, mlx_to_numpy, numpy_to_mlx
 
 # MLX counts although it may not be installed, so that its absence is told by the error that names the extra.
 _BACKENDS = (*(str(member) for member in ArrayBackend), "mlx")
-
-_NUMPY_DTYPES = tuple(
-    name
-    for name, dtype in np.sctypeDict.items()
-    if np.dtype(dtype).kind in "biufc" and getattr(np, name, None) is dtype
-)
 
 
 class AsArraySettings(sigproc.AsArraySettings):
@@ -44,7 +38,7 @@ class AsArraySettings(sigproc.AsArraySettings):
         backend = str(self.backend)
         if backend not in _BACKENDS:
             raise ValueError(f"backend is {self.backend!r}; allowed are {', '.join(dict.fromkeys(_BACKENDS))}.")
-        known = {"mlx": MLX_DTYPES, "numpy": _NUMPY_DTYPES}.get(backend)
+        known = {"mlx": MLX_DTYPES, "numpy": NUMPY_DTYPES}.get(backend)
         if self.dtype is not None and (
             not isinstance(self.dtype, str) or (known is not None and self.dtype not in known)
         ):

@@ -34,6 +34,13 @@ MLX_DTYPES = (
 )
 """Names of MLX's dtypes, as attributes of ``mlx.core``; kept here so that settings are checked without MLX."""
 
+NUMPY_DTYPES = tuple(
+    name
+    for name, dtype in np.sctypeDict.items()
+    if np.dtype(dtype).kind in "biufc" and getattr(np, name, None) is dtype
+)
+"""Names of NumPy's number dtypes, as attributes of ``numpy``."""
+
 # The dtypes that MLX takes as they are, whatever the device.
 _SAME_IN_MLX = frozenset(map(np.dtype, "? u1 u2 u4 u8 i1 i2 i4 i8 f2 f4 c8".split()))
 

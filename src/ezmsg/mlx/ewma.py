@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 import math
 import numbers
-from types import ModuleType
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING
 
 import ezmsg.sigproc.ewma as sigproc
 from ezmsg.baseproc import (
@@ -16,10 +13,22 @@ from ezmsg.baseproc import (
     processor_state,
     resolve_configured_stream_dim,
 )
-from ezmsg.util.messages.axisarray import AxisArray, LinearAxis
+from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
 from .convert import is_mlx_array
+from .recurrence import (
+    Path,
+    as_float32,
+    check_path,
+    is_same_rate,
+    sampling_period,
+    schedule_after,
+    schedule_before,
+    with_known_rate,
+)
+from .recurrence import default_path as _select_path
+from .recurrence import kernels as _kernels
 from .scan import normalize_chunk_sizes
 
 if TYPE_CHECKING:
@@ -31,38 +40,7 @@ MAX_CHUNK_SIZE = 1024
 CHUNK_SIZES = (32, MAX_CHUNK_SIZE)
 """Samples a launch, by default: one size for short messages and one for long ones."""
 
-SAME_RATE = 1e-6
-"""Relative difference up to which two sampling rates count as one. Clock synchronisation (LSL) lets the nominal
-rate wobble in the last digits; a filter that starts anew each time never settles."""
-
-Path = Literal["cpu", "cuda", "metal", "plain"]
-
-
-def _select_path() -> Path:
-    """The kernels for MLX's default device, as it is now: a GPU build may run on its CPU device."""
-    import mlx.core as mx
-
-    if mx.default_device().type == mx.cpu:
-        return "cpu"
-    if mx.cuda.is_available():
-        return "cuda"
-    return "metal" if mx.metal.is_available() else "plain"
-
-
-@functools.cache
-def _kernels(path: Path) -> ModuleType:
-    return importlib.import_module(f"ezmsg.mlx.kernels.{path}")
-
-
-def _as_float32(x: mx.array) -> mx.array:
-    import mlx.core as mx
-
-    if x.dtype == mx.complex64:
-        raise TypeError("An exponentially weighted moving average of complex64 data is not defined; use a real dtype.")
-    if x.dtype == mx.float64:
-        # Only MLX's CPU device has float64; a GPU as the default device does not even cast it.
-        return x.astype(mx.float32, stream=mx.cpu)
-    return x if x.dtype == mx.float32 else x.astype(mx.float32)
+_OPERATION = "an exponentially weighted moving average"
 
 
 def ewma(
@@ -108,8 +86,7 @@ def ewma(
     is_number = type(alpha) is float or (isinstance(alpha, numbers.Real) and not isinstance(alpha, bool))
     if not (is_number and 0.0 < alpha <= 1.0):
         raise ValueError(f"alpha is {alpha!r}; allowed is a number > 0 and <= 1.")
-    if path is not None and path not in get_args(Path):
-        raise ValueError(f"path is {path!r}; allowed are {', '.join(get_args(Path))} and None.")
+    check_path(path)
     shape = x.shape
     n_dims = len(shape)
     if not -n_dims <= axis < n_dims:
@@ -123,8 +100,8 @@ def ewma(
         raise ValueError(
             f"zi has shape {given_shape}; allowed with x of shape {shape} are {state_shape}, {pair_shape}."
         )
-    x = _as_float32(x)
-    zi = mx.zeros(state_shape) if zi is None else _as_float32(zi)
+    x = as_float32(x, _OPERATION)
+    zi = mx.zeros(state_shape) if zi is None else as_float32(zi, _OPERATION)
     if 0 in shape:
         return x, zi
     kernels = _kernels(path or _select_path())
@@ -193,24 +170,19 @@ class EWMATransformer(sigproc.EWMATransformer, BaseStatefulTransformer[EWMASetti
         """A message without samples has the dtype of those with samples; ezmsg-sigproc lets it through as it is."""
         if self.settings.passthrough or not is_mlx_array(message.data):
             return message
-        data = _as_float32(message.data)
+        data = as_float32(message.data, _OPERATION)
         return message if data is message.data else replace(message, data=data)
 
     def _hash_message(self, message: AxisArray) -> int:
         backend = ("mlx",) if is_mlx_array(message.data) else ("other",)
-        known = self._state.gain
-        axis = message.axes.get(self._state.stream_dim)
-        gain = getattr(axis, "gain", known)
-        if gain != known and _same_rate(gain, known):
-            axes = {**message.axes, self._state.stream_dim: replace(axis, gain=known)}
-            message = replace(message, axes=axes)
+        message = with_known_rate(message, self._state.stream_dim, self._state.gain)
         return self._message_hash(message, extra=backend)
 
     def _reset_state(self, message: AxisArray) -> None:
         dim = resolve_configured_stream_dim(self, message, self.settings.axis)
-        gain = _sampling_period(message, dim)
+        gain = sampling_period(message, dim, _OPERATION)
         state = self._state
-        if dim != state.stream_dim or not _same_rate(gain, state.gain):
+        if dim != state.stream_dim or not is_same_rate(gain, state.gain):
             # Otherwise the known one stays: the hash of this message was taken with it, and would not be that of the
             # next, so that a wobbling rate would reset the state at each message from here on.
             state.gain = gain
@@ -247,11 +219,8 @@ class EWMATransformer(sigproc.EWMATransformer, BaseStatefulTransformer[EWMASetti
         path = _select_path()
         kernel = _kernels(path).ewma
         if data.dtype != mx.float32:
-            data = _as_float32(data)
-        if path == "cuda":
-            # Or the state would hold the graph of every message whose output nobody reads. Here and not below: the
-            # kernel makes both, so that this is free where the last output has been read (else a launch, 70 us).
-            _schedule(state.zi, state.weight)
+            data = as_float32(data, _OPERATION)
+        schedule_before(path, state.zi, state.weight)
         average, zf = kernel(data, state.alpha, state.zi, axis, sizes)
         weight = None
         if state.weight is not None:
@@ -259,9 +228,7 @@ class EWMATransformer(sigproc.EWMATransformer, BaseStatefulTransformer[EWMASetti
             weights, weight = kernel(mx.where(finite, 1.0, math.nan), state.alpha, state.weight, axis, sizes)
             average = mx.where(finite, average / weights, average)
         if self.settings.accumulate:
-            if path in ("metal", "plain") or (path == "cuda" and state.n_seen == 0):
-                # Likewise, and so that a transformer can be warmed up in one thread and used in another.
-                _schedule(zf, weight)
+            schedule_after(path, zf, weight, first=state.n_seen == 0)
             state.zi = zf
             state.weight = weight
             state.n_seen += n_samples
@@ -280,29 +247,6 @@ class EWMATransformer(sigproc.EWMATransformer, BaseStatefulTransformer[EWMASetti
             state.next_weight_check = math.inf
         else:
             state.next_weight_check = state.n_seen + state.bias_settle_n
-
-
-def _schedule(*states: mx.array | None) -> None:
-    import mlx.core as mx
-
-    mx.async_eval(*(state for state in states if state is not None))
-
-
-def _same_rate(gain: float, known: float) -> bool:
-    return abs(gain - known) <= SAME_RATE * known
-
-
-def _sampling_period(message: AxisArray, dim: str) -> float:
-    axis = message.axes.get(dim)
-    if not isinstance(axis, LinearAxis):
-        kind = "no axis" if axis is None else f"a {type(axis).__name__}"
-        raise ValueError(
-            f"The stream dimension {dim!r} has {kind}; an exponentially weighted moving average needs a LinearAxis, "
-            "whose gain is the sampling period."
-        )
-    if not (math.isfinite(axis.gain) and axis.gain > 0):
-        raise ValueError(f"The axis of the stream dimension {dim!r} has gain {axis.gain!r}; allowed is a number > 0.")
-    return float(axis.gain)
 
 
 class EWMAUnit(BaseTransformerUnit[EWMASettings, AxisArray, AxisArray, EWMATransformer]):

@@ -9,11 +9,12 @@ messages later, which at 100 messages a second are 20 ms for a depth of 2: leave
 import typing
 
 import ezmsg.core as ez
+import numpy as np
 from ezmsg.baseproc import BaseStatefulTransformer, BaseTransformerUnit, processor_state, profile_subpub
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
-from .convert import is_mlx_array, mlx_to_numpy
+from .convert import NUMPY_DTYPES, is_mlx_array, mlx_to_numpy
 
 
 class ReadLateSettings(ez.Settings):
@@ -28,12 +29,15 @@ class ReadLateSettings(ez.Settings):
             raise TypeError(f"depth is {self.depth!r}; allowed is an integer >= 0.")
         if self.depth < 0:
             raise ValueError(f"depth is {self.depth!r}; allowed is an integer >= 0.")
+        if self.dtype is not None and not (isinstance(self.dtype, str) and self.dtype in NUMPY_DTYPES):
+            raise TypeError(f"dtype is {self.dtype!r}; allowed are None and {', '.join(NUMPY_DTYPES)}.")
 
 
 @processor_state
 class ReadLateState:
     waiting: tuple[AxisArray, ...] = ()
-    """Messages that the device has been given to compute and that nobody has read, oldest first."""
+    """Messages that the device has been given to compute and that nobody has read, oldest first. Their NumPy arrays own
+    their memory: ezmsg reuses the buffers that messages live in."""
 
 
 class ReadLateTransformer(BaseStatefulTransformer[ReadLateSettings, AxisArray, list[AxisArray], ReadLateState]):
@@ -58,7 +62,7 @@ class ReadLateTransformer(BaseStatefulTransformer[ReadLateSettings, AxisArray, l
             import mlx.core as mx
 
             mx.async_eval(message.data)
-        self._state.waiting += (message,)
+        self._state.waiting += (_owned(message) if self.settings.depth else message,)
         return self._read(self.settings.depth)
 
     def flush(self) -> list[AxisArray]:
@@ -75,6 +79,24 @@ class ReadLateTransformer(BaseStatefulTransformer[ReadLateSettings, AxisArray, l
             else message
             for message in due
         ]
+
+
+def _owned(message: AxisArray) -> AxisArray:
+    """The message with its NumPy data, coordinates and attrs in memory of their own."""
+    data = message.data.copy() if isinstance(message.data, np.ndarray) else message.data
+    axes = {
+        name: replace(axis, data=axis.data.copy())
+        for name, axis in message.axes.items()
+        if _is_view(getattr(axis, "data", None))
+    }
+    attrs = {name: value.copy() for name, value in message.attrs.items() if _is_view(value)}
+    if data is message.data and not axes and not attrs:
+        return message
+    return replace(message, data=data, axes={**message.axes, **axes}, attrs={**message.attrs, **attrs})
+
+
+def _is_view(value: object) -> bool:
+    return isinstance(value, np.ndarray) and not value.flags.owndata
 
 
 class ReadLate(BaseTransformerUnit[ReadLateSettings, AxisArray, AxisArray, ReadLateTransformer]):

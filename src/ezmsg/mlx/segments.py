@@ -202,10 +202,15 @@ def _joined(spans: "list[tuple[Array, int, int]]", axis: int) -> "Array":
     if len(spans) == 1:
         return _slice(*spans[0], axis)
     parts = [_slice(*span, axis) for span in spans]
+    if any(isinstance(part, np.ma.MaskedArray) for part in parts):
+        # NumPy's own concatenation forgets the masks.
+        return np.ma.concatenate(parts, axis=axis)
     return _namespace(parts[0]).concat(parts, axis=axis)
 
 
 def _copied(data: "Array") -> "Array":
+    if isinstance(data, np.ndarray):
+        return np.array(data, subok=True)  # with its mask, if it has one
     xp = _namespace(data)
     copy = xp.asarray(data, copy=True)
     if xp.__name__ == "mlx.core":

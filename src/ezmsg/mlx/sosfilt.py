@@ -13,8 +13,8 @@ from .scan import normalize_chunk_sizes
 if TYPE_CHECKING:
     import mlx.core as mx
 
-MAX_CHUNK_SIZE = 1024
-"""Most samples that one launch of the kernel of plain operations takes."""
+MAX_CHUNK_SIZE = 512
+"""Most samples that one launch of the kernel of plain operations takes; as many as ezmsg-sigproc's Metal kernel."""
 
 
 def select_path() -> Path:
@@ -63,7 +63,7 @@ def sosfilt(
     zi: mx.array | None = None,
     *,
     axis: int = -1,
-    chunk_sizes: tuple[int, ...] = (32, 512),
+    chunk_sizes: tuple[int, ...] = (32, MAX_CHUNK_SIZE),
     path: Path | None = None,
 ) -> tuple[mx.array, mx.array]:
     """Filter along one axis with a cascade of second-order sections, carrying its state.
@@ -84,7 +84,7 @@ def sosfilt(
             rounding to float32. Without these a high-pass of 0.5 Hz at 30 kHz is 3e-4 off where its data comes in
             single samples, and 1e-2 where that has an offset of 50 standard deviations. None: zero, with 4.
         axis: The axis to filter along.
-        chunk_sizes: Samples a launch, on the path ``"plain"``: integers from 1 to 1024.
+        chunk_sizes: Samples a launch, on the path ``"plain"``: integers from 1 to 512.
         path: Kernels to use: ``"cpu"`` (numba), ``"cuda"``, or ``"plain"`` (MLX operations, on any device; also
             taken on Metal). None: the ones for MLX's default device at the time of the call.
 
@@ -103,7 +103,7 @@ def sosfilt(
         raise ValueError(f"axis is {axis}; x of shape {x.shape} has {x.ndim} dimensions.")
     axis %= x.ndim
     sizes = normalize_chunk_sizes(chunk_sizes, MAX_CHUNK_SIZE)
-    x = as_float32(x, "Filtering")
+    x = as_float32(x, "filtering")
     state_shape, pair_shape = ((len(sections), *x.shape[:axis], length, *x.shape[axis + 1 :]) for length in (2, 4))
     if zi is None:
         zi = mx.zeros(pair_shape)
@@ -112,7 +112,7 @@ def sosfilt(
             f"zi has shape {zi.shape}; allowed with {len(sections)} sections and x of shape {x.shape} are "
             f"{state_shape} and {pair_shape}."
         )
-    zi = as_float32(zi, "Filtering with a state")
+    zi = as_float32(zi, "filtering with a state")
     if x.size == 0:
         return x, zi
     is_pair = zi.shape == pair_shape

@@ -52,9 +52,3 @@ def to_pairs(values: npt.NDArray[np.float64], axis: int) -> npt.NDArray[np.float
     """*values* as pairs, in twice the length along *axis*."""
     high = values.astype(np.float32)
     return np.concatenate([high, (values - high).astype(np.float32)], axis=axis)
-
-
-def from_pairs(pairs: npt.NDArray[np.float32], axis: int) -> npt.NDArray[np.float64]:
-    """The inverse of :func:`to_pairs`."""
-    high, low = np.split(pairs, 2, axis=axis)
-    return high.astype(np.float64) + low

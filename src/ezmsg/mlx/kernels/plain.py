@@ -7,13 +7,7 @@ from collections.abc import Callable
 import mlx.core as mx
 
 from ..scan import chunked_scan
-
-
-def _two_sum(a: mx.array, b: mx.array) -> tuple[mx.array, mx.array]:
-    """``a + b`` as a float32 pair, exactly (Knuth, The Art of Computer Programming, vol. 2, 4.2.2)."""
-    total = a + b
-    from_b = total - a
-    return total, (a - (total - from_b)) + (b - from_b)
+from .layout import two_sum
 
 
 def split_state(zi: mx.array, alpha: float, axis: int) -> tuple[mx.array, mx.array]:
@@ -21,13 +15,13 @@ def split_state(zi: mx.array, alpha: float, axis: int) -> tuple[mx.array, mx.arr
     high, low = mx.split(zi, 2, axis=axis)
     # average = zi + zi * alpha / (1 - alpha): the small term alone is rounded to float32, not the whole.
     ratio = alpha / (1.0 - alpha) if alpha < 1.0 else 0.0
-    return _two_sum(high, low + ratio * high + ratio * low)
+    return two_sum(high, low + ratio * high + ratio * low)
 
 
 def join_state(average: tuple[mx.array, mx.array], alpha: float, axis: int) -> mx.array:
     """The inverse of :func:`split_state`."""
     high, low = average
-    return mx.concatenate(_two_sum(high, low - alpha * high - alpha * low), axis=axis)
+    return mx.concatenate(two_sum(high, low - alpha * high - alpha * low), axis=axis)
 
 
 def _scan(deviation: mx.array, alpha: float, axis: int) -> mx.array:
@@ -72,7 +66,7 @@ def ewma_by(
         finite = mx.abs(deviation) <= 1e38
         moved = scan(mx.where(finite, deviation, 0.0), alpha, axis)
         y = mx.where(finite, high + (low + moved), chunk)
-        return y, _two_sum(high, low + mx.take(moved, valid_length - 1, axis=axis))
+        return y, two_sum(high, low + mx.take(moved, valid_length - 1, axis=axis))
 
     y, average = chunked_scan(x, x.shape[axis], chunk_sizes, split_state(zi, alpha, axis), launch, axis=axis)
     return y, join_state(average, alpha, axis)

@@ -1,11 +1,9 @@
 """Second-order sections in plain MLX operations, for any device: a scan in log2(chunk size) steps for each section.
 
 float32 is enough because of what the state is made of. scipy's ``z0`` and ``z1`` nearly cancel where a pole ``p`` is
-next to 1, and what is left of them is all that matters; so the scan runs on ``z0`` and ``p0 = (z0 + z1) / scale``, in
-which a sample changes the state by ``|1 - p|`` times itself, a number that float32 holds to 24 bits. With ``scale``
-near ``|1 - p|`` the powers of the transition have no large entries either. It is a power of two, so that nothing is
-lost from one form to the other. The scan runs on the difference from the state at the start of the chunk, which is
-a pair of float32.
+next to 1, and what is left of them is all that matters; so the scan runs on ``z0`` and ``z0 + z1``, in which a sample
+changes the state by ``|1 - p|`` times itself, a number that float32 holds to 24 bits. It is the difference from the
+state at the start of the chunk that is scanned; that state is a pair of float32.
 """
 
 from __future__ import annotations
@@ -21,8 +19,8 @@ import numpy.typing as npt
 from ..scan import chunked_scan
 from .layout import LARGEST_SAMPLE, time_back, time_first, two_sum
 
-MAX_STEPS = 10
-"""Steps of the scan over the largest chunk, of 1024 samples."""
+MAX_STEPS = 9
+"""Steps of the scan over the largest chunk, of 512 samples."""
 
 Pair = tuple[mx.array, mx.array]
 
@@ -45,14 +43,13 @@ class _Matrix:
 
 @dataclasses.dataclass(frozen=True)
 class _Section:
-    """``s += change @ s + inputs * x`` and ``y = b0 * x + s[0]``, with ``s = (z0, (z0 + z1) / scale)``."""
+    """``s += change @ s + inputs * x`` and ``y = b0 * x + s[0]``, with ``s = (z0, z0 + z1)``."""
 
     mirrored: bool
     """Poles are nearer to -1 than to 1. Then all this is of the section with mirrored poles and zeros, which does to
     x with every other sample negated what this one does to x."""
 
     b0: float
-    scale: float
     inputs: mx.array
     change: _Matrix
     transitions: tuple[_Matrix, ...]
@@ -65,16 +62,14 @@ class _Section:
             b1, a1 = -b1, -a1
         # (1 - p) * (1 - q) of the poles p and q.
         kappa = math.fsum([1.0, a1, a2])
-        scale = 2.0 ** round(0.5 * math.log2(max(abs(kappa), 2.0**-60)))
-        inputs = np.array([b1 - a1 * b0, (math.fsum([b0, b1, b2]) - kappa * b0) / scale])
-        change = np.array([[-2.0 - a1, scale], [-kappa / scale, 0.0]])
+        inputs = np.array([b1 - a1 * b0, math.fsum([b0, b1, b2]) - kappa * b0])
+        change = np.array([[-2.0 - a1, 1.0], [-kappa, 0.0]])
         transitions = [np.eye(2) + change]
         for _ in range(MAX_STEPS - 1):
             transitions.append(transitions[-1] @ transitions[-1])
         return cls(
             mirrored,
             b0,
-            scale,
             mx.array(inputs.astype(np.float32)[:, None, None]),
             _Matrix.of(change),
             tuple(_Matrix.of(transition) for transition in transitions),
@@ -118,8 +113,7 @@ def _split_state(zi: mx.array, sections: list[_Section]) -> list[Pair]:
             high1, low1 = -high1, -low1
         total, rest = two_sum(high0, high1)
         total, rest = two_sum(total, rest + (low0 + low1))
-        factor = 1.0 / section.scale
-        states.append((mx.stack([high0, factor * total]), mx.stack([low0, factor * rest])))
+        states.append((mx.stack([high0, total]), mx.stack([low0, rest])))
     return states
 
 
@@ -127,8 +121,8 @@ def _join_state(states: list[Pair], sections: list[_Section]) -> mx.array:
     """The inverse of :func:`_split_state`."""
     joined = []
     for section, ((high0, total), (low0, rest)) in zip(sections, states, strict=True):
-        high1, low1 = two_sum(section.scale * total, -high0)
-        high1, low1 = two_sum(high1, low1 + (section.scale * rest - low0))
+        high1, low1 = two_sum(total, -high0)
+        high1, low1 = two_sum(high1, low1 + (rest - low0))
         if section.mirrored:
             high1, low1 = -high1, -low1
         joined.append(mx.concatenate([high0, high1, low0, low1]))
