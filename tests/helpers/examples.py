@@ -30,5 +30,5 @@ def run_example(script: str, *options: str, folder: pathlib.Path, columns: int =
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         raise
-    assert (process.returncode, err) == (0, "")
+    assert process.returncode == 0, err
     return out

@@ -54,3 +54,28 @@ def test_dtype_and_numpy_messages():
 def test_bad_depth_is_refused(depth, error):
     with pytest.raises(error, match="depth is"):
         ReadLateSettings(depth=depth)
+
+
+@pytest.mark.parametrize("dtype", ["zeros", "object", "bfloat16", 5, np.float32, np.dtype("float32")])
+def test_bad_dtype_is_refused(dtype):
+    with pytest.raises(TypeError, match="dtype is"):
+        ReadLateSettings(dtype=dtype)
+
+
+@pytest.mark.parametrize("backend", [np, mx], ids=["numpy", "mlx"])
+def test_what_waits_survives_the_reuse_of_the_buffers_it_came_from(backend):
+    # Views, as everything is that arrives through shared memory.
+    slot, times, labels, gains = np.ones((2, 2)), np.arange(2.0), np.array(["a", "b"]), np.ones(2)
+    axes = {
+        "time": AxisArray.CoordinateAxis(data=times[:], dims=["time"]),
+        "ch": AxisArray.CoordinateAxis(data=labels[:], dims=["ch"]),
+    }
+    data = slot[:] if backend is np else mx.array(slot)
+    reader = ReadLateTransformer(depth=1)
+    assert reader(AxisArray(data, ["time", "ch"], axes=axes, attrs={"gain": gains[:], "unit": "uV"})) == []
+    slot[:], times[:], labels[:], gains[:] = -1, -1, "z", -1
+
+    (result,) = reader.flush()
+    np.testing.assert_array_equal(result.data, np.ones((2, 2)))
+    assert list(result.axes["time"].data) == [0, 1] and list(result.axes["ch"].data) == ["a", "b"]
+    assert list(result.attrs["gain"]) == [1, 1] and result.attrs["unit"] == "uV"

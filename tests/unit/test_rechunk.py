@@ -512,6 +512,21 @@ def test_carry_survives_the_reuse_of_the_buffers_it_came_from():
         assert list(piece.attrs["gain"]) == [0, 1, 2, 3] and piece.attrs["unit"] == "uV"
 
 
+def test_masks_are_kept_in_carried_and_joined_samples():
+    rechunk = RechunkTransformer(sizes=(4,))
+    masks = np.arange(12).reshape(3, 4) % 5 == 0
+    masked = [
+        replace(message, data=np.ma.masked_array(message.data, np.repeat(masks[i, :3, None], N_CHANNELS, axis=1)))
+        for i, message in enumerate(make(3 * i, 3) for i in range(2))
+    ]
+    out = [piece for message in masked for piece in rechunk(message)] + rechunk.flush()
+    assert lengths(out) == [4, 2]
+    np.testing.assert_array_equal(joined(out), counting(0, 6))
+    found = np.concatenate([np.ma.getmaskarray(piece.data) for piece in out])
+    np.testing.assert_array_equal(found, np.concatenate([np.ma.getmaskarray(message.data) for message in masked]))
+    assert found.any()
+
+
 def test_carry_keeps_no_buffer_of_its_message_alive():
     message = make(0, 15_001)
     labels = np.array(list("abcd"))

@@ -4,7 +4,9 @@ from ezmsg.baseproc import BaseTransformerUnit
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
+from .convert import is_mlx_array
 from .ewma import EWMASettings, EWMATransformer
+from .recurrence import as_float32
 
 
 class DetrendTransformer(EWMATransformer):
@@ -15,7 +17,8 @@ class DetrendTransformer(EWMATransformer):
 
     def _process(self, message: AxisArray) -> AxisArray:
         means = super()._process(message)
-        return replace(means, data=message.data - means.data)
+        data = as_float32(message.data, "detrending") if is_mlx_array(message.data) else message.data
+        return replace(means, data=data - means.data)
 
 
 class DetrendUnit(BaseTransformerUnit[EWMASettings, AxisArray, AxisArray, DetrendTransformer]):
