@@ -1003,3 +1003,10 @@ def test_forked_child_of_a_process_that_did_not_use_mlx_has_its_own_limit():
     assert cache_limit() == CacheLimit(None, "default")
     assert mx.get_peak_memory() == 0
     assert limit_in_force() == 32
+
+
+def test_child_forked_while_the_limit_is_lifted_can_have_one_of_its_own():
+    guard = cache._CacheGuard()
+    guard._lifted = True
+    guard.after_fork_in_child()
+    assert not guard._lifted and guard.source.source == "outside"

@@ -204,3 +204,10 @@ def test_cpu_result_is_contiguous(axis):
     # With rows apart, whatever is computed from it next takes several times as long.
     y, _ = ewma(mx.array(noise(5, 6, 7)), 0.1, axis=axis, path="cpu")
     assert np.asarray(y).flags.c_contiguous
+
+
+@pytest.mark.parametrize("name", ["x", "zi"])
+def test_arrays_of_other_libraries_are_refused(name):
+    arrays = {"x": mx.zeros((5,)), "zi": mx.zeros((1,)), name: np.zeros(5, np.float32)}
+    with pytest.raises(TypeError, match=f"{name} is a ndarray.*MLX array"):
+        ewma(arrays["x"], 0.1, arrays["zi"])

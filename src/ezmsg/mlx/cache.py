@@ -304,6 +304,11 @@ class _CacheGuard:
         self._lock = threading.RLock()
         self._requests.clear()
         self._stale = False
+        if self._lifted:
+            # Nobody in this process will put the limit back.
+            self._lifted = False
+            self._in_force = self._outside = None
+            self.source = CacheLimit(_UNLIMITED / MIB, "outside")
 
 
 def _has_gpu_allocator() -> bool:

@@ -66,7 +66,7 @@ def ewma(
         x: Data of any real dtype and any number of dimensions; computed in float32.
         alpha: Weight of the newest sample, ``0 < alpha <= 1``. For a time constant ``tau`` in seconds at a sampling
             rate ``fs`` in Hz it is ``1 - exp(-1 / (fs * tau))``.
-        zi: State as scipy's ``lfilter`` has it, ``(1 - alpha) * y[-1]``, of the shape of *x* with length 1 along
+        zi: State as scipy's ``lfilter`` leaves it, ``(1 - alpha) * y[-1]``, of the shape of *x* with length 1 along
             *axis*; or with length 2, the second entry being what the first lost in rounding to float32, which
             averages over more than a second at 30 kHz need when the data comes in pieces. None: zero, with length 1.
         axis: The axis to average along.
@@ -79,7 +79,7 @@ def ewma(
 
     Raises:
         ValueError: *alpha*, *axis*, *chunk_sizes*, *path* or the shape of *zi* is not as above.
-        TypeError: *x* or *zi* is complex.
+        TypeError: *x* or *zi* is complex, or no MLX array.
     """
     import mlx.core as mx
 
@@ -87,6 +87,9 @@ def ewma(
     if not (is_number and 0.0 < alpha <= 1.0):
         raise ValueError(f"alpha is {alpha!r}; allowed is a number > 0 and <= 1.")
     check_path(path)
+    for name, array in (("x", x), ("zi", zi)):
+        if array is not None and not is_mlx_array(array):
+            raise TypeError(f"{name} is a {type(array).__name__}; allowed is an MLX array.")
     shape = x.shape
     n_dims = len(shape)
     if not -n_dims <= axis < n_dims:
@@ -209,32 +212,33 @@ class EWMATransformer(sigproc.EWMATransformer, BaseStatefulTransformer[EWMASetti
     def _process(self, message: AxisArray) -> AxisArray:
         if not is_mlx_array(message.data):
             return super()._process(message)
+        average, _ = self._average(as_float32(message.data, _OPERATION), _select_path())
+        return replace(message, data=average)
+
+    def _run_kernel(self, data: mx.array, zi: mx.array, path: Path) -> tuple[mx.array, mx.array]:
+        state = self._state
+        return _kernels(path).ewma(data, state.alpha, zi, state.axis_idx, self.settings.mlx_metal_chunk_sizes)
+
+    def _average(self, data: mx.array, path: Path) -> tuple[mx.array, mx.array | None]:
+        """The average at each sample of *data*, float32, and the weights that it is corrected with (None: all 1)."""
         import mlx.core as mx
 
         state = self._state
-        axis = state.axis_idx
-        data = message.data
-        n_samples = data.shape[axis]
-        sizes = self.settings.mlx_metal_chunk_sizes
-        path = _select_path()
-        kernel = _kernels(path).ewma
-        if data.dtype != mx.float32:
-            data = as_float32(data, _OPERATION)
         schedule_before(path, state.zi, state.weight)
-        average, zf = kernel(data, state.alpha, state.zi, axis, sizes)
-        weight = None
+        average, zf = self._run_kernel(data, state.zi, path)
+        weight = weights = None
         if state.weight is not None:
             finite = mx.isfinite(data)
-            weights, weight = kernel(mx.where(finite, 1.0, math.nan), state.alpha, state.weight, axis, sizes)
+            weights, weight = self._run_kernel(mx.where(finite, 1.0, math.nan), state.weight, path)
             average = mx.where(finite, average / weights, average)
         if self.settings.accumulate:
             schedule_after(path, zf, weight, first=state.n_seen == 0)
             state.zi = zf
             state.weight = weight
-            state.n_seen += n_samples
+            state.n_seen += data.shape[state.axis_idx]
             if state.n_seen >= state.next_weight_check:
                 self._drop_settled_weight()
-        return replace(message, data=average)
+        return average, weights
 
     def _drop_settled_weight(self) -> None:
         """Stop correcting once it changes nothing; a channel that was dead until now needs as long again."""

@@ -137,7 +137,9 @@ def recommend_cache_limit(
             counts[length] += 1
             first.setdefault(length, message)
     if not counts:
-        raise ValueError("messages holds no message with samples; one at least is needed.")
+        raise ValueError(
+            "messages holds no message with samples; one at least is needed (a generator that has run is empty)."
+        )
 
     steady = counts.most_common(1)[0][0]
     rarer = sorted(first.keys() - {steady})
@@ -179,6 +181,8 @@ def _check_repetitions(repetitions: int) -> None:
 def _length(message: AxisArray) -> int:
     if not isinstance(message, AxisArray):
         raise TypeError(f"A message must be an AxisArray, got {type(message).__name__}.")
+    if not message.dims:
+        raise ValueError("A message must have a dimension to stream along, got one without any.")
     return message.data.shape[message.get_axis_idx(resolve_stream_dim(message))]
 
 
