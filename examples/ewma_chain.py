@@ -59,8 +59,11 @@ def mib(text: str) -> float | None:
     return None if text == "none" else float(text)
 
 
-def parse_options(description: str, *, of_graph: bool = False) -> argparse.Namespace:
-    """The command line: ``stream`` (settings of the source), ``to_mlx`` (of the first stage) and ``save``."""
+def parse_options(description: str, *, of_graph: bool = False, plot: str = "") -> argparse.Namespace:
+    """The command line: ``stream`` (settings of the source), ``to_mlx`` (of the first stage) and ``save``.
+
+    With *plot*, which says what it draws, there is ``plot``, too.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = SimulatedAcquisitionSettings(duration=20.0)
     fields = {
@@ -79,7 +82,9 @@ def parse_options(description: str, *, of_graph: bool = False) -> argparse.Names
         text = "cut the messages to three lengths before they leave the source's process"
         parser.add_argument("--rechunk", action="store_true", help=text)
         parser.add_argument("--monitor", action="store_true", help="show more about the memory of MLX's process")
-        parser.add_argument("--plot", metavar="FILE.png", help="where to draw the memory of MLX's process over time")
+        plot = "where to draw the memory of MLX's process over time"
+    if plot:
+        parser.add_argument("--plot", metavar="FILE.png", help=plot)
     text = 'limit on MLX\'s cache in MiB, or "none" [512]'
     parser.add_argument("--limit", metavar="MIB", type=mib, default=512.0, help=text)
     parser.add_argument("--save", metavar="FILE.npy", help="where to save the features, shape (bins, channels)")

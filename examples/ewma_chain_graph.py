@@ -152,13 +152,13 @@ class Sink(ez.Unit):
         raise ez.NormalTermination
 
 
-def main() -> int:
-    options = shared.parse_options(__doc__, of_graph=True)
+def main(chain_type: type[ez.Collection] = Chain, description: str = __doc__) -> int:
+    options = shared.parse_options(description, of_graph=True)
     settings = RunSettings(options.stream, rechunk=options.rechunk, monitor=options.monitor)
     if not settings.fills(1):
         print(f"{options.stream.duration} s are too short for a single bin", file=sys.stderr)
         return 2
-    acquisition, chain, sink = Acquisition(settings), Chain(options.to_mlx), Sink(settings)
+    acquisition, chain, sink = Acquisition(settings), chain_type(options.to_mlx), Sink(settings)
     # The progress line shows whether the chain keeps up; a warning from another process would run into it.
     os.environ.setdefault("EZMSG_DISABLE_BACKPRESSURE_WARNING", "1")
     # Inherited by the other processes, which Ctrl-C reaches too: they end with the graph, and not while it starts.

@@ -44,6 +44,8 @@ class _Script:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            # As a terminal starts a program: one in the background of a script has Ctrl-C ignored, and passes that on.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         self.pid = self.process.pid
         self.out = ""
