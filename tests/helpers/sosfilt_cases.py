@@ -131,7 +131,7 @@ def an_offset_costs_no_more_than_the_resolution_of_the_data(path: str, name: str
 @case(length=[1, 3])
 def short_messages_do_not_drift(path: str, length: int) -> None:
     # 0.5 Hz remember 10000 samples: what each message loses adds up over as many.
-    n_messages = 3000 if path == "cpu" else 500
+    n_messages = 300 if path == "plain" else 3000
     x = noise(n_messages * length, 2) + 50
     zi = settled_state(HIGH_PASS, x)
     y, _ = in_pieces(mx.array(x), [length] * n_messages, HIGH_PASS, pairs_of(zi), path)

@@ -1,8 +1,9 @@
 """Apple's MLX inside ezmsg streaming graphs, with bounded memory, on Metal, CUDA and CPU.
 
 Importing this package neither loads MLX nor compiles anything; the first message does. Names are loaded when they are
-asked for, so that a process that converts need not wait for the filters. The function :func:`ezmsg.mlx.ewma.ewma` is
-not among them, since its name here is that of its module.
+asked for, so that a process that converts need not wait for the filters. The functions
+:func:`ezmsg.mlx.ewma.ewma` and :func:`ezmsg.mlx.sosfilt.sosfilt` are not among them, since their names here are those
+of their modules.
 """
 
 import importlib
@@ -17,12 +18,22 @@ if TYPE_CHECKING:
         AsArraySettings,
         AsArrayTransformer,
     )
+    from .butterworth import (  # noqa: F401
+        ButterworthFilter,
+        ButterworthFilterSettings,
+        ButterworthFilterTransformer,
+    )
     from .cache import (  # noqa: F401
         CacheLimit,
         apply_cache_limit,
         cache_limit,
         lifted_cache_limit,
         withdraw_cache_limit,
+    )
+    from .chebyshev import (  # noqa: F401
+        ChebyshevFilter,
+        ChebyshevFilterSettings,
+        ChebyshevFilterTransformer,
     )
     from .detrend import (  # noqa: F401
         DetrendTransformer,
@@ -32,6 +43,11 @@ if TYPE_CHECKING:
         EWMASettings,
         EWMATransformer,
         EWMAUnit,
+    )
+    from .filter import (  # noqa: F401
+        Filter,
+        FilterSettings,
+        FilterTransformer,
     )
     from .memory import (  # noqa: F401
         MEMORY_METRICS,
@@ -61,6 +77,11 @@ if TYPE_CHECKING:
         RechunkSettings,
         RechunkTransformer,
     )
+    from .scaler import (  # noqa: F401
+        AdaptiveStandardScaler,
+        AdaptiveStandardScalerSettings,
+        AdaptiveStandardScalerTransformer,
+    )
     from .scan import (  # noqa: F401
         chunked_scan,
         normalize_chunk_sizes,
@@ -89,6 +110,10 @@ _MODULE_OF = {
         "scan": "chunked_scan normalize_chunk_sizes",
         "simulate": "SimulatedAcquisition SimulatedAcquisitionProducer "
         "SimulatedAcquisitionSettings message_lengths simulated_acquisition",
+        "butterworth": "ButterworthFilter ButterworthFilterSettings ButterworthFilterTransformer",
+        "chebyshev": "ChebyshevFilter ChebyshevFilterSettings ChebyshevFilterTransformer",
+        "filter": "Filter FilterSettings FilterTransformer",
+        "scaler": "AdaptiveStandardScaler AdaptiveStandardScalerSettings AdaptiveStandardScalerTransformer",
     }.items()
     for name in names.split()
 }
