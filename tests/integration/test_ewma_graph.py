@@ -102,6 +102,9 @@ def free_port() -> int:
 def run_graph(processes: str, output: str) -> None:
     multiprocessing.set_start_method("spawn", force=True)
     source, on_mlx, sink = Source(), OnMLX(), Sink(SinkSettings(output=output))
+    # Room for the longest message: while ezmsg makes its ring of shared memory anew, a channel may die.
+    for stream in (source.OUTPUT_SIGNAL, on_mlx.TO_NUMPY.OUTPUT_SIGNAL):
+        stream.buf_size = 1 << 20
     ez.run(
         SOURCE=source,
         ON_MLX=on_mlx,
