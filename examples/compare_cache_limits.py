@@ -19,6 +19,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -135,8 +136,14 @@ def recommended_limits(stream: SimulatedAcquisitionSettings) -> tuple[float, flo
     return recommend_cache_limit(chain, messages).limit_mb, recommend_cache_limit(chain, pieces).limit_mb
 
 
-def compare(names: list[str], stream: SimulatedAcquisitionSettings, repeats: int, console: Console) -> Comparison:
-    """Measure the configurations one after the other, and all of them again."""
+def compare(
+    names: list[str],
+    stream: SimulatedAcquisitionSettings,
+    repeats: int,
+    console: Console,
+    save: Callable[[Comparison], None],
+) -> Comparison:
+    """Measure the configurations one after the other, and all of them again; *save* what there is after each run."""
     configurations = {name: CONFIGURATIONS[name] for name in names}
     notes = []
     for name, configuration in list(configurations.items()):
@@ -150,18 +157,20 @@ def compare(names: list[str], stream: SimulatedAcquisitionSettings, repeats: int
             limit, behind_rechunk = in_fresh_process(recommended_limits, stream)
             configurations["recommended"] = Configuration("recommended", limit_mb=limit)
             notes.append(f"Recommended: {limit:.0f} MiB for these messages, {behind_rechunk:.0f} MiB behind Rechunk.")
+        comparison = Comparison(
+            names={key: configuration.name for key, configuration in configurations.items()},
+            limits_mb={key: configuration.limit_mb for key, configuration in configurations.items()},
+            runs=runs,
+            notes=notes,
+        )
         for repeat in range(repeats):
             for number, (name, configuration) in enumerate(configurations.items(), start=1):
                 status.update(f"{configuration.name} ({repeat * len(runs) + number} of {repeats * len(runs)})")
                 runs[name].append(in_fresh_process(run, configuration, stream))
+                save(comparison)
     if any(run.default_lifted for run in itertools.chain(*runs.values())):
         notes.append(NO_LIMIT_ON_CPU)
-    return Comparison(
-        names={key: configuration.name for key, configuration in configurations.items()},
-        limits_mb={key: configuration.limit_mb for key, configuration in configurations.items()},
-        runs=runs,
-        notes=notes,
-    )
+    return comparison
 
 
 def parse_options() -> argparse.Namespace:
@@ -178,7 +187,7 @@ def parse_options() -> argparse.Namespace:
     text = f"which ones, of {', '.join(CONFIGURATIONS)} [all]"
     names = list(CONFIGURATIONS)
     parser.add_argument("--configurations", metavar="NAME", nargs="+", choices=names, default=names, help=text)
-    parser.add_argument("--json", metavar="FILE", help="where to save the numbers")
+    parser.add_argument("--json", metavar="FILE", help="where to save the numbers, after each run")
     text = 'where to save the picture, or "none" [compare_cache_limits.png]'
     parser.add_argument("--plot", metavar="FILE", default="compare_cache_limits.png", help=text)
     options = parser.parse_args()
@@ -203,11 +212,16 @@ def main() -> int:
     # INFO lines of the processes would run into the table.
     os.environ.setdefault("EZMSG_LOGLEVEL", "WARNING")
     console = Console()
-    comparison = compare(options.configurations, options.stream, options.repeats, console)
+
+    def save(comparison: Comparison) -> None:
+        if options.json:
+            numbers = {"stream": dataclasses.asdict(options.stream), **dataclasses.asdict(comparison)}
+            with open(options.json, "w") as file:
+                json.dump(numbers, file, indent=1)
+
+    comparison = compare(options.configurations, options.stream, options.repeats, console, save)
+    save(comparison)
     print_report(comparison, console)
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump({"stream": dataclasses.asdict(options.stream), **dataclasses.asdict(comparison)}, file, indent=1)
     if options.plot != "none":
         draw(comparison, options.plot)
     return 0

@@ -19,7 +19,7 @@ from helpers.sosfilt_cases import (
 mx = pytest.importorskip("mlx.core")
 
 import ezmsg.mlx.sosfilt as module  # noqa: E402
-from ezmsg.mlx.kernels import cuda_sosfilt  # noqa: E402
+from ezmsg.mlx.kernels.cuda_sosfilt import TILE  # noqa: E402
 
 
 @pytest.mark.parametrize("path", ["cuda", "plain"])
@@ -50,7 +50,7 @@ def test_any_size(n_samples, n_channels):
     y, zf = in_pieces(mx.array(x), [], BAND_PASS, pairs_of(zi), "cuda")
     expected, last = reference(x[:, some], BAND_PASS, zi[..., some])
     check_close(y[:, some], expected, 1e-6, peak=5.0)
-    np.testing.assert_allclose(state_of(zf)[..., some], last, rtol=0, atol=1e-9 * np.abs(last).max())
+    np.testing.assert_allclose(state_of(zf)[..., some], last, rtol=0, atol=1e-7 * np.abs(last).max())
     assert np.isfinite(y).all()
 
 
@@ -67,7 +67,7 @@ def test_long_messages_follow_float64(name):
 def test_bad_samples_in_tiles_of_a_long_message():
     x = noise(9000, 40)
     x[np.random.default_rng(1).random(x.shape) < 0.001] = np.nan
-    x[cuda_sosfilt.tile_size(9000) : 2 * cuda_sosfilt.tile_size(9000), 3] = np.inf
+    x[TILE : 2 * TILE, 3] = np.inf
     zi = np.zeros((len(BAND_PASS), 2, 40))
     y, _ = in_pieces(mx.array(x), [], BAND_PASS, pairs_of(zi), "cuda")
     finite = np.isfinite(x)

@@ -21,6 +21,7 @@ from helpers.ewma_cases import (  # noqa: E402
 )
 
 import ezmsg.mlx.ewma as module  # noqa: E402
+from ezmsg.mlx import recurrence  # noqa: E402
 from ezmsg.mlx.ewma import ewma  # noqa: E402
 
 PATHS = ["cpu", "plain"]
@@ -122,6 +123,7 @@ def test_path_follows_the_default_device_at_call_time(monkeypatch, device, cuda,
     monkeypatch.setattr(mx, "default_device", lambda: mx.Device(device, 0))
     monkeypatch.setattr(mx.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(mx.metal, "is_available", lambda: metal)
+    monkeypatch.setattr(recurrence, "_gpu_path", recurrence._gpu_path.__wrapped__)
     ewma(mx.zeros((5,)), 0.1)
     ewma(mx.zeros((5,)), 0.1, path="plain")
     assert taken[1:] == [expected, "plain"]

@@ -86,9 +86,10 @@ def ewma(
     is_number = type(alpha) is float or (isinstance(alpha, numbers.Real) and not isinstance(alpha, bool))
     if not (is_number and 0.0 < alpha <= 1.0):
         raise ValueError(f"alpha is {alpha!r}; allowed is a number > 0 and <= 1.")
-    check_path(path)
+    if path is not None:
+        check_path(path)
     for name, array in (("x", x), ("zi", zi)):
-        if array is not None and not is_mlx_array(array):
+        if not isinstance(array, mx.array) and (name == "x" or array is not None):
             raise TypeError(f"{name} is a {type(array).__name__}; allowed is an MLX array.")
     shape = x.shape
     n_dims = len(shape)
@@ -97,18 +98,21 @@ def ewma(
     axis %= n_dims
     if chunk_sizes is not CHUNK_SIZES:
         chunk_sizes = normalize_chunk_sizes(chunk_sizes, MAX_CHUNK_SIZE)
-    state_shape, pair_shape = ((*shape[:axis], length, *shape[axis + 1 :]) for length in (1, 2))
-    given_shape = state_shape if zi is None else zi.shape
-    if given_shape not in (state_shape, pair_shape):
+    before, after = shape[:axis], shape[axis + 1 :]
+    is_pair = zi is not None and zi.shape == before + (2,) + after
+    if zi is None:
+        zi = mx.zeros(before + (1,) + after)
+    elif not is_pair and zi.shape != before + (1,) + after:
         raise ValueError(
-            f"zi has shape {given_shape}; allowed with x of shape {shape} are {state_shape}, {pair_shape}."
+            f"zi has shape {zi.shape}; allowed with x of shape {shape} are {before + (1,) + after}, "
+            f"{before + (2,) + after}."
         )
-    x = as_float32(x, _OPERATION)
-    zi = mx.zeros(state_shape) if zi is None else as_float32(zi, _OPERATION)
+    if x.dtype != mx.float32 or zi.dtype != mx.float32:
+        x, zi = as_float32(x, _OPERATION), as_float32(zi, _OPERATION)
     if 0 in shape:
         return x, zi
     kernels = _kernels(path or _select_path())
-    if given_shape == pair_shape:
+    if is_pair:
         return kernels.ewma(x, float(alpha), zi, axis, chunk_sizes)
     y, pair = kernels.ewma(x, float(alpha), mx.concatenate([zi, mx.zeros_like(zi)], axis=axis), axis, chunk_sizes)
     return y, mx.split(pair, 2, axis=axis)[0]

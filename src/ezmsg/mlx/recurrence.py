@@ -28,8 +28,13 @@ def default_path() -> Path:
     """The path for MLX's default device, as it is now: a GPU build may run on its CPU device."""
     import mlx.core as mx
 
-    if mx.default_device().type == mx.cpu:
-        return "cpu"
+    return "cpu" if mx.default_device().type == mx.cpu else _gpu_path()
+
+
+@functools.cache
+def _gpu_path() -> Path:
+    import mlx.core as mx
+
     if mx.cuda.is_available():
         return "cuda"
     return "metal" if mx.metal.is_available() else "plain"

@@ -1,9 +1,9 @@
 """Kernels for CUDA, through ``mx.fast.cuda_kernel``: data time first, blocks along time and channels.
 
-A block takes a tile of samples and up to 32 channels. Each thread keeps ``SAMPLES`` consecutive samples of one
-channel in registers, runs the recurrence over them from a zero state, and learns from the threads before it what
-the true state was. A message of one tile is one launch that reads and writes each sample once. A longer one takes
-three: the tiles' effects alone, their scan, and the result; 1.5 times the traffic of a copy.
+A block takes a tile of samples and up to 32 channels. Each thread keeps consecutive samples of one channel in
+registers, runs the recurrence over them from a zero state, and learns from the threads before it what the true state
+was; the first thread of a channel learns it from the tiles before, as :mod:`ezmsg.mlx.kernels.cuda_lookback` says. One
+launch, whatever the length, that reads and writes each sample once.
 
 Computed on the deviation from the average before the message, in float32; the state, and what links the tiles, in
 float64 (a few operations a tile and channel).
@@ -18,18 +18,20 @@ import mlx.core as mx
 import numpy as np
 
 from ..scan import chunked_scan
+from .cuda_lookback import LANES, LOOK_BACK, blocks, nothing_told
+from .layout import time_back, time_first
 
-SAMPLES = 16
+SAMPLES = 32
 """Samples that one thread keeps in registers."""
 
-LONE_SAMPLES = 32
-"""The same where a message is one tile."""
+LONE_TILE = 16 * SAMPLES
+"""Samples of the largest message that is one block along time."""
 
-LONE_TILE = 16 * LONE_SAMPLES
-"""Samples of the largest message that one block takes along time."""
+THREADS = 8
+"""Threads of a block of a longer message along time."""
 
-TILE = 8 * SAMPLES
-"""Samples of a tile of a longer message: fewer threads, so that an SM holds blocks that wait and blocks that work."""
+TILE = THREADS * SAMPLES
+"""Samples of such a block."""
 
 _COMMON = r"""
 namespace {
@@ -67,10 +69,27 @@ __device__ Before state_before(const float* zi, size_t channel, size_t n_channel
 }  // namespace
 """
 
-_LOCAL = r"""
-  // What this thread's samples alone make of a state of zero; one that was there decays with each finite sample.
+_PLACE = r"""
+  size_t n = x_shape[0];
+  size_t n_channels = x_shape[1];
+  size_t n_groups = (n_channels + LANES - 1) / LANES;
+  size_t tile = blockIdx.x / n_groups;
+  size_t group = blockIdx.x % n_groups;
+  int thread = threadIdx.y;
+  int lane = threadIdx.x;
+  size_t channel = group * LANES + lane;
+  bool active = channel < n_channels;
+  if (!active) channel = n_channels - 1;
+  double alpha = double(coefficients[0]) + double(coefficients[1]);
   float alpha_f = coefficients[0];
   float beta_f = coefficients[5];
+
+  size_t first = tile * TILE + thread * SAMPLES;
+  float samples[SAMPLES];
+  load<SAMPLES>(x, first, n, channel, n_channels, samples);
+  Before before = state_before(zi, channel, n_channels, alpha);
+
+  // What this thread's samples alone make of a state of zero; one that was there decays with each finite sample.
   float state = 0.0f;
   int n_finite = 0;
   #pragma unroll
@@ -81,106 +100,52 @@ _LOCAL = r"""
       ++n_finite;
     }
   }
-"""
-
-_PLACE = r"""
-  size_t n = x_shape[0];
-  size_t n_channels = x_shape[1];
-  size_t tile = LAST_FIRST ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-  int thread = threadIdx.y;
-  int lane = threadIdx.x;
-  size_t channel = size_t(blockIdx.y) * LANES + lane;
-  bool active = channel < n_channels;
-  if (!active) channel = n_channels - 1;
-  double alpha = double(coefficients[0]) + double(coefficients[1]);
-
-  float samples[SAMPLES];
-  load<SAMPLES>(x, (tile * THREADS + thread) * SAMPLES, n, channel, n_channels, samples);
-  Before before = state_before(zi, channel, n_channels, alpha);
-"""
-
-_TILES = (
-    _PLACE
-    + _LOCAL
-    + r"""
-  __shared__ float all_states[THREADS][LANES];
-  __shared__ int all_finite[THREADS][LANES];
-  all_states[thread][lane] = state;
-  all_finite[thread][lane] = n_finite;
-  __syncthreads();
-  if (thread == 0 && active) {
-    float total = 0.0f;
-    int finite = 0;
-    #pragma unroll
-    for (int i = 0; i < THREADS; ++i) {
-      total = fmaf(coefficients[4 + all_finite[i][lane]], total, all_states[i][lane]);
-      finite += all_finite[i][lane];
-    }
-    tile_state[tile * n_channels + channel] = total;
-    tile_finite[tile * n_channels + channel] = finite;
-  }
-"""
-)
-
-_LINK = r"""
-  size_t n_tiles = tile_state_shape[0];
-  size_t n_channels = tile_state_shape[1];
-  int thread = threadIdx.y;
-  int lane = threadIdx.x;
-  size_t channel = size_t(blockIdx.y) * LANES + lane;
-  bool active = channel < n_channels;
-  if (!active) channel = n_channels - 1;
-  double alpha = double(coefficients[0]) + double(coefficients[1]);
-  double beta_tile = double(coefficients[2]) + double(coefficients[3]);
-  size_t share = (n_tiles + THREADS - 1) / THREADS;
-  size_t first = thread * share < n_tiles ? thread * share : n_tiles;
-  size_t last = first + share < n_tiles ? first + share : n_tiles;
-
-  double state = 0.0;
-  double decay = 1.0;
-  #pragma unroll 8
-  for (size_t tile = first; tile < last; ++tile) {
-    int finite = tile_finite[tile * n_channels + channel];
-    double by_tile = finite == TILE ? beta_tile : pow(1.0 - alpha, double(finite));
-    state = fma(by_tile, state, double(tile_state[tile * n_channels + channel]));
-    decay *= by_tile;
-  }
-  __shared__ double all_states[THREADS][LANES];
-  __shared__ double all_decays[THREADS][LANES];
-  all_states[thread][lane] = state;
-  all_decays[thread][lane] = decay;
-  __syncthreads();
-  state = state_before(zi, channel, n_channels, alpha).state;
-  for (int i = 0; i < thread; ++i) {
-    state = fma(all_decays[i][lane], state, all_states[i][lane]);
-  }
-  if (!active) return;
-  #pragma unroll 8
-  for (size_t tile = first; tile < last; ++tile) {
-    tile_start[tile * n_channels + channel] = float(state);
-    int finite = tile_finite[tile * n_channels + channel];
-    double by_tile = finite == TILE ? beta_tile : pow(1.0 - alpha, double(finite));
-    state = fma(by_tile, state, double(tile_state[tile * n_channels + channel]));
-  }
-"""
-
-_RESULT = (
-    _PLACE
-    + _LOCAL
-    + r"""
   __shared__ float all_states[THREADS][LANES];
   __shared__ float all_decays[THREADS][LANES];
   all_states[thread][lane] = state;
   all_decays[thread][lane] = coefficients[4 + n_finite];
+"""
+
+_LONE = r"""
   __syncthreads();
-  state = LONE ? float(before.state) : tile_start[tile * n_channels + channel];
+  state = float(before.state);
+"""
+
+_LINK = r"""
+  __shared__ int all_finite[THREADS][LANES];
+  all_finite[thread][lane] = n_finite;
+  __shared__ double befores[1][LANES];
+  if (thread == 0) befores[0][lane] = before.state;
+  __syncthreads();
+  double alone = 0.0;
+  int of_tile = 0;
+  if (thread == 0) {
+    float total = 0.0f;
+    #pragma unroll
+    for (int i = 0; i < THREADS; ++i) {
+      total = fmaf(all_decays[i][lane], total, all_states[i][lane]);
+      of_tile += all_finite[i][lane];
+    }
+    alone = double(total);
+  }
+  __shared__ double starts[1][LANES];
+  __shared__ double afters[1][LANES];
+  link<1, THREADS>(
+      told, tile, channel, n_channels, of_tile, &alone, befores, starts, afters,
+      [&](int finite, const double* of_others, double* of_channel) {
+        double beta_tile = double(coefficients[2]) + double(coefficients[3]);
+        double decay = finite == TILE ? beta_tile : pow(1.0 - alpha, double(finite));
+        *of_channel = fma(decay, *of_channel, *of_others);
+      });
+  state = float(starts[0][lane]);
+"""
+
+_RESULT = r"""
   #pragma unroll
   for (int i = 0; i < THREADS - 1; ++i) {
     if (i < thread) state = fmaf(all_decays[i][lane], state, all_states[i][lane]);
   }
   if (!active) return;
-
-  size_t first = (tile * THREADS + thread) * SAMPLES;
   #pragma unroll
   for (int i = 0; i < SAMPLES; ++i) {
     float deviation = (samples[i] - before.high) - before.low;
@@ -192,33 +157,31 @@ _RESULT = (
     }
     if (first + i < n) y[(first + i) * n_channels + channel] = result;
   }
-  if (thread == THREADS - 1 && tile == (n - 1) / (THREADS * SAMPLES)) {
+  if (thread == THREADS - 1 && tile == (n - 1) / TILE) {
     double after = (1.0 - alpha) * before.average + double(state);
     float high = float(after);
     zf[channel] = high;
     zf[n_channels + channel] = float(after - double(high));
   }
 """
-)
 
 
 @functools.cache
-def _kernel(name: str, lanes: int, samples: int, threads: int, lone: bool):  # noqa: ANN202 - an opaque callable of MLX
-    inputs, outputs, source = {
-        "tiles": (["x", "zi", "coefficients"], ["tile_state", "tile_finite"], _TILES),
-        "link": (["tile_state", "tile_finite", "zi", "coefficients"], ["tile_start"], _LINK),
-        "result": (["x", "zi", "coefficients", "tile_start"], ["y", "zf"], _RESULT),
-    }[name]
+def _kernel(lone: bool, lanes: int):  # noqa: ANN202 - an opaque callable of MLX
     # Constants in the source and not as template arguments, which MLX takes apart at each call.
-    constants = {"SAMPLES": samples, "TILE": TILE, "LANES": lanes, "THREADS": threads, "LONE": int(lone)}
-    # The last samples that the first launch read are those that may still be in the second-level cache.
-    constants["LAST_FIRST"] = int(name == "result" and not lone)
+    if lone:
+        constants = {"LANES": lanes, "SAMPLES": SAMPLES, "THREADS": LONE_TILE // SAMPLES, "TILE": LONE_TILE}
+    else:
+        constants = {"LANES": lanes, "SAMPLES": SAMPLES, "THREADS": THREADS, "TILE": TILE}
     return mx.fast.cuda_kernel(
-        name=f"ezmsg_mlx_ewma_{name}_" + "_".join(map(str, constants.values())),
-        input_names=inputs,
-        output_names=outputs,
-        header=_COMMON,
-        source="".join(f"constexpr int {key} = {value};\n" for key, value in constants.items()) + source,
+        name=f"ezmsg_mlx_ewma_{'lone' if lone else 'long'}_" + "_".join(map(str, constants.values())),
+        input_names=["x", "zi", "coefficients"] + ["told"] * (not lone),
+        output_names=["y", "zf"],
+        header=_COMMON + LOOK_BACK * (not lone),
+        source="".join(f"constexpr int {key} = {value};\n" for key, value in constants.items())
+        + _PLACE
+        + (_LONE if lone else _LINK)
+        + _RESULT,
     )
 
 
@@ -235,8 +198,39 @@ def _coefficients(alpha: float) -> mx.array:
             return 1.0
         return math.exp(exponent * math.log1p(-alpha)) if alpha < 1.0 else 0.0
 
-    table = [*pair(alpha), *pair(power(TILE)), *(power(k) for k in range(max(SAMPLES, LONE_SAMPLES) + 1))]
+    table = [*pair(alpha), *pair(power(TILE)), *(power(k) for k in range(SAMPLES + 1))]
     return mx.array(np.array(table, np.float32))
+
+
+@functools.lru_cache(maxsize=256)
+def _lone_blocks(n_channels: int) -> tuple[int, dict[str, tuple[int, int, int]]]:
+    """Channels of a block, and the blocks, in the words of ``cuda_kernel``."""
+    lanes = min(LANES, 1 << (n_channels - 1).bit_length())
+    threads = LONE_TILE // SAMPLES
+    grid = (-(-n_channels // lanes) * lanes, threads, 1)
+    return lanes, {"grid": grid, "threadgroup": (lanes, threads, 1)}
+
+
+def _launch(
+    coefficients: mx.array, chunk: mx.array, state: mx.array, size: int, valid_length: mx.array
+) -> tuple[mx.array, mx.array]:
+    n_samples, n_channels = chunk.shape
+    if n_samples <= LONE_TILE:
+        lanes, of_message = _lone_blocks(n_channels)
+        y, zf = _kernel(True, lanes)(
+            inputs=[chunk, state, coefficients],
+            output_shapes=[(size, n_channels), (2, n_channels)],
+            output_dtypes=[mx.float32, mx.float32],
+            **of_message,
+        )
+        return y, zf
+    y, zf = _kernel(False, LANES)(
+        inputs=[chunk, state, coefficients, nothing_told(-(-size // TILE), 1, n_channels)],
+        output_shapes=[(size, n_channels), (2, n_channels)],
+        output_dtypes=[mx.float32, mx.float32],
+        **blocks(-(-n_samples // TILE), THREADS, n_channels),
+    )
+    return y, zf
 
 
 def grid_size(n_samples: int) -> int:
@@ -253,47 +247,11 @@ def grid_size(n_samples: int) -> int:
 
 def ewma(x: mx.array, alpha: float, zi: mx.array, axis: int, chunk_sizes: tuple[int, ...]) -> tuple[mx.array, mx.array]:
     """See :func:`ezmsg.mlx.ewma.ewma`. Lazy. Nothing is compiled for a size, so *chunk_sizes* do not matter here."""
-    coefficients = _coefficients(alpha)
-
-    def launch(chunk: mx.array, state: mx.array, size: int, valid_length: mx.array) -> tuple[mx.array, mx.array]:
-        n_samples, n_channels = chunk.shape
-        lanes = min(32, 1 << (n_channels - 1).bit_length())
-        groups = -(-n_channels // lanes)
-        lone = n_samples <= LONE_TILE
-        samples = LONE_SAMPLES if lone else SAMPLES
-        threads = (LONE_TILE if lone else TILE) // samples
-        tiles = -(-n_samples // (threads * samples))
-        blocks = {"grid": (lanes * tiles, threads * groups, 1), "threadgroup": (lanes, threads, 1)}
-        start = coefficients
-        if not lone:
-            tile_state, tile_finite = _kernel("tiles", lanes, samples, threads, lone)(
-                inputs=[chunk, state, coefficients],
-                output_shapes=[(tiles, n_channels)] * 2,
-                output_dtypes=[mx.float32, mx.int32],
-                **blocks,
-            )
-            (start,) = _kernel("link", lanes, samples, 32, lone)(
-                inputs=[tile_state, tile_finite, state, coefficients],
-                output_shapes=[(tiles, n_channels)],
-                output_dtypes=[mx.float32],
-                grid=(lanes, 32 * groups, 1),
-                threadgroup=(lanes, 32, 1),
-            )
-        return tuple(
-            _kernel("result", lanes, samples, threads, lone)(
-                inputs=[chunk, state, coefficients, start],
-                output_shapes=[(size, n_channels), (2, n_channels)],
-                output_dtypes=[mx.float32, mx.float32],
-                **blocks,
-            )
-        )
-
+    launch = functools.partial(_launch, _coefficients(alpha))
     n_samples = x.shape[axis]
     if axis == 0 and x.ndim == 2:
         return chunked_scan(x, n_samples, (grid_size(n_samples),), zi, launch, axis=0, pad=False)
-    moved = mx.moveaxis(x, axis, 0)
-    flat = moved.reshape(n_samples, -1)
-    flat_state = mx.moveaxis(zi, axis, 0).reshape(2, -1)
-    y, zf = chunked_scan(flat, n_samples, (grid_size(n_samples),), flat_state, launch, axis=0, pad=False)
-    others = moved.shape[1:]
-    return mx.moveaxis(y.reshape(n_samples, *others), 0, axis), mx.moveaxis(zf.reshape(2, *others), 0, axis)
+    y, zf = chunked_scan(
+        time_first(x, axis), n_samples, (grid_size(n_samples),), time_first(zi, axis), launch, axis=0, pad=False
+    )
+    return time_back(y, x.shape, axis), time_back(zf, zi.shape, axis)

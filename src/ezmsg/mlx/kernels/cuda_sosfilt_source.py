@@ -1,8 +1,7 @@
 """Source of the kernels of :mod:`ezmsg.mlx.kernels.cuda_sosfilt`, which says what they do.
 
 Constants that it leaves open: SECTIONS; SAMPLES that a thread keeps in registers; LANES and THREADS of a block along
-channels and time; TILE, the samples that a thread takes of a longer message; BATCH, the tiles whose states are loaded
-together; LAST_FIRST, whether tiles come in reverse.
+channels and time; TILE, the samples of a block of a longer message.
 """
 
 from .layout import LARGEST_SAMPLE
@@ -30,8 +29,8 @@ __device__ Section section_at(const int64_t* table, int section) {
 
 // Bit i of the result is set where sample i is one to filter. Past the end it is the last sample that is loaded:
 // a load that depends on a condition costs registers.
-template <int SAMPLES>
-__device__ unsigned load(const float* x, size_t first, size_t n, size_t n_channels, double* values) {
+template <int SAMPLES, typename Value>
+__device__ unsigned load(const float* x, size_t first, size_t n, size_t n_channels, Value* values) {
   unsigned taken = 0;
   #pragma unroll
   for (int i = 0; i < SAMPLES; ++i) {
@@ -53,7 +52,7 @@ __device__ void step(const Section& c, double& value, double& z0, double& z1) {
 
 template <int SAMPLES>
 __device__ void run(const Section& c, unsigned taken, double* values, double& z0, double& z1) {
-  if (taken == (1u << SAMPLES) - 1u) {
+  if (taken == ~0u >> (32 - SAMPLES)) {
     #pragma unroll
     for (int i = 0; i < SAMPLES; ++i) step(c, values[i], z0, z1);
   } else {
@@ -64,9 +63,82 @@ __device__ void run(const Section& c, unsigned taken, double* values, double& z0
   }
 }
 
+// The sections of a message, and their transition over the samples of a thread, and over those of a tile. In shared
+// memory and volatile, since registers are what limits the blocks that a multiprocessor holds.
+template <int SECTIONS>
+struct Shared {
+  volatile double rows[SECTIONS][5];
+  volatile double over[2][2 * SECTIONS][2 * SECTIONS];
+
+  __device__ void sections(Section* result) const {
+    #pragma unroll
+    for (int i = 0; i < SECTIONS; ++i) result[i] = {rows[i][0], rows[i][1], rows[i][2], rows[i][3], rows[i][4]};
+  }
+};
+
+template <int SECTIONS>
+__device__ float cascade(const Section* sections, double value, double* z) {
+  #pragma unroll
+  for (int i = 0; i < SECTIONS; ++i) step(sections[i], value, z[2 * i], z[2 * i + 1]);
+  return float(value);
+}
+
+// *samples* are in shared memory, *stride* apart, and so are the results.
+template <int SECTIONS, int SAMPLES>
+__device__ void run_all(
+    const Shared<SECTIONS>& shared, unsigned taken, const float* samples, float* results, int stride, double* z) {
+  Section sections[SECTIONS];
+  shared.sections(sections);
+  if (taken == ~0u >> (32 - SAMPLES)) {
+    #pragma unroll 4
+    for (int i = 0; i < SAMPLES; ++i) {
+      float result = cascade<SECTIONS>(sections, samples[i * stride], z);
+      if (results) results[i * stride] = result;
+    }
+  } else {
+    #pragma unroll 1
+    for (int i = 0; i < SAMPLES; ++i) {
+      if (taken >> i & 1u) {
+        float result = cascade<SECTIONS>(sections, samples[i * stride], z);
+        if (results) results[i * stride] = result;
+      }
+    }
+  }
+}
+
+// The state *z* goes over *taken* samples that make *alone* of a state of zero; these are those of a thread or, where
+// *is_tile*, of a tile. No section knows of the ones behind it.
+template <int SECTIONS>
+__device__ void go_on(
+    const Shared<SECTIONS>& shared, bool is_tile, int taken, int all, const double* alone, double* z) {
+  constexpr int SIZE = 2 * SECTIONS;
+  if (taken == all) {
+    double next[SIZE];
+    #pragma unroll
+    for (int i = 0; i < SIZE; ++i) {
+      next[i] = alone[i];
+      #pragma unroll
+      for (int k = 0; k < SIZE; ++k) {
+        if (k / 2 <= i / 2) next[i] = fma(shared.over[is_tile][i][k], z[k], next[i]);
+      }
+    }
+    #pragma unroll
+    for (int i = 0; i < SIZE; ++i) z[i] = next[i];
+  } else {
+    #pragma unroll 1
+    for (int i = 0; i < taken; ++i) {
+      Section sections[SECTIONS];
+      shared.sections(sections);
+      cascade<SECTIONS>(sections, 0.0, z);
+    }
+    #pragma unroll
+    for (int i = 0; i < SIZE; ++i) z[i] += alone[i];
+  }
+}
+
 // The samples that are not taken are in *values* as they were.
-template <int SAMPLES>
-__device__ void store(float* y, size_t first, size_t n, size_t n_channels, const double* values) {
+template <int SAMPLES, typename Value>
+__device__ void store(float* y, size_t first, size_t n, size_t n_channels, const Value* values) {
   #pragma unroll
   for (int i = 0; i < SAMPLES; ++i) {
     if (first + i < n) y[(first + i) * n_channels] = float(values[i]);
@@ -150,124 +222,88 @@ LONE = r"""
   if (active) store<SAMPLES>(y + channel, first, n, n_channels, values);
 """
 
-_PLACE = r"""
+LONG = r"""
+  constexpr int SIZE = 2 * SECTIONS;
   size_t n = x_shape[0];
   size_t n_channels = x_shape[1];
   size_t n_tiles = (n + TILE - 1) / TILE;
-  size_t row = LAST_FIRST ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-  size_t tile = row * THREADS + threadIdx.y;
-  size_t channel = size_t(blockIdx.y) * LANES + threadIdx.x;
-  if (tile >= n_tiles || channel >= n_channels) return;
-  size_t end = (tile + 1) * TILE < n ? (tile + 1) * TILE : n;
-"""
+  size_t n_groups = (n_channels + LANES - 1) / LANES;
+  size_t tile = blockIdx.x / n_groups;
+  size_t group = blockIdx.x % n_groups;
+  int thread = threadIdx.y;
+  int lane = threadIdx.x;
+  size_t channel = group * LANES + lane;
+  bool active = channel < n_channels;
+  if (!active) channel = n_channels - 1;
 
-_FILTER = r"""
-  #pragma unroll 1
-  for (size_t first = tile * TILE; first < end; first += SAMPLES) {
-    double values[SAMPLES];
-    unsigned taken = load<SAMPLES>(x + channel, first, n, n_channels, values);
-    #pragma unroll
-    for (int section = 0; section < SECTIONS; ++section) {
-      run<SAMPLES>(section_at(table, section), taken, values, z[2 * section], z[2 * section + 1]);
-    }
-"""
-
-TILES = (
-    _PLACE
-    + r"""
-  double z[2 * SECTIONS] = {};
-  int n_taken = 0;
-"""
-    + _FILTER
-    + r"""
-    n_taken += __popc(taken);
-  }
+  size_t first = tile * TILE + thread * SAMPLES;
+  constexpr int STRIDE = THREADS * LANES;
+  __shared__ float samples_of_all[SAMPLES * STRIDE];
+  float* samples = samples_of_all + thread * LANES + lane;
+  unsigned taken = 0;
   #pragma unroll
-  for (int i = 0; i < 2 * SECTIONS; ++i) {
-    doubles(tile_state)[(tile * 2 * SECTIONS + i) * n_channels + channel] = z[i];
+  for (int i = 0; i < SAMPLES; i += 8) {
+    float values[8];
+    taken |= load<8>(x + channel, first + i, n, n_channels, values) << i;
+    #pragma unroll
+    for (int k = 0; k < 8; ++k) samples[(i + k) * STRIDE] = values[k];
   }
-  tile_taken[tile * n_channels + channel] = n_taken;
-"""
-)
+  __shared__ Shared<SECTIONS> shared;
+  for (int i = thread * LANES + lane; i < 5 * SECTIONS; i += THREADS * LANES) {
+    shared.rows[i / 5][i % 5] = doubles(table)[i / 5 * ROW + i % 5];
+  }
+  for (int i = thread * LANES + lane; i < 2 * SIZE * SIZE; i += THREADS * LANES) {
+    (&shared.over[0][0][0])[i] = doubles(table)[SECTIONS * ROW + i];
+  }
+  __syncthreads();
 
-LINK = r"""
-  size_t n_tiles = tile_taken_shape[0];
-  size_t n_channels = tile_taken_shape[1];
-  size_t channel = size_t(blockIdx.x) * LANES + threadIdx.x;
-  if (channel >= n_channels) return;
-
-  constexpr int SIZE = 2 * SECTIONS;
-  // A section's state depends on those before it only: the upper blocks are zero, and take no register.
-  double over[SIZE][SIZE];
-  double z[SIZE];
+  double z[SIZE] = {};
+  run_all<SECTIONS, SAMPLES>(shared, taken, samples, nullptr, STRIDE, z);
+  __shared__ double all_z[THREADS][SIZE][LANES];
+  __shared__ int all_taken[THREADS][LANES];
   #pragma unroll
-  for (int i = 0; i < SIZE; ++i) {
-    #pragma unroll
-    for (int j = 0; j < SIZE; ++j) {
-      if (j / 2 <= i / 2) over[i][j] = doubles(table)[SECTIONS * ROW + i * SIZE + j];
-    }
-    z[i] = state_at(zi, i, channel, n_channels);
-  }
-  for (size_t first = 0; first < n_tiles; first += BATCH) {
-    double of_tile[BATCH][SIZE];
-    int taken[BATCH];
-    #pragma unroll
-    for (int k = 0; k < BATCH; ++k) {
-      size_t tile = first + k < n_tiles ? first + k : n_tiles - 1;
-      taken[k] = tile_taken[tile * n_channels + channel];
+  for (int i = 0; i < SIZE; ++i) all_z[thread][i][lane] = z[i];
+  all_taken[thread][lane] = __popc(taken);
+  __shared__ double befores[SIZE][LANES];
+  for (int i = thread; i < SIZE; i += THREADS) befores[i][lane] = state_at(zi, i, channel, n_channels);
+  __syncthreads();
+
+  double alone[SIZE] = {};
+  int of_tile = 0;
+  if (thread == 0) {
+    #pragma unroll 1
+    for (int i = 0; i < THREADS; ++i) {
       #pragma unroll
-      for (int i = 0; i < SIZE; ++i) of_tile[k][i] = doubles(tile_state)[(tile * SIZE + i) * n_channels + channel];
-    }
-    #pragma unroll
-    for (int k = 0; k < BATCH; ++k) {
-      if (first + k < n_tiles) {
-        #pragma unroll
-        for (int i = 0; i < SIZE; ++i) doubles(tile_start)[((first + k) * SIZE + i) * n_channels + channel] = z[i];
-        if (taken[k] == TILE) {
-          double next[SIZE];
-          #pragma unroll
-          for (int i = 0; i < SIZE; ++i) {
-            next[i] = of_tile[k][i];
-            #pragma unroll
-            for (int j = 0; j < SIZE; ++j) {
-              if (j / 2 <= i / 2) next[i] = fma(over[i][j], z[j], next[i]);
-            }
-          }
-          #pragma unroll
-          for (int i = 0; i < SIZE; ++i) z[i] = next[i];
-        } else {
-          #pragma unroll 1
-          for (int sample = 0; sample < taken[k]; ++sample) {
-            double value = 0.0;
-            #pragma unroll
-            for (int section = 0; section < SECTIONS; ++section) {
-              step(section_at(table, section), value, z[2 * section], z[2 * section + 1]);
-            }
-          }
-          #pragma unroll
-          for (int i = 0; i < SIZE; ++i) z[i] += of_tile[k][i];
-        }
-      }
+      for (int k = 0; k < SIZE; ++k) z[k] = all_z[i][k][lane];
+      go_on<SECTIONS>(shared, false, all_taken[i][lane], SAMPLES, z, alone);
+      of_tile += all_taken[i][lane];
     }
   }
-"""
+  __shared__ double starts[SIZE][LANES];
+  __shared__ double afters[SIZE][LANES];
+  link<SIZE, THREADS>(
+      told, tile, channel, n_channels, of_tile, alone, befores, starts, afters,
+      [&](int n_taken, const double* of_others, double* state) {
+        go_on<SECTIONS>(shared, true, n_taken, TILE, of_others, state);
+      });
+  if (thread == 0 && active && tile == n_tiles - 1) {
+    #pragma unroll
+    for (int i = 0; i < SIZE; ++i) set_state(zf, i, channel, n_channels, afters[i][lane]);
+  }
 
-RESULT = (
-    _PLACE
-    + r"""
-  double z[2 * SECTIONS];
+  double state[SIZE];
   #pragma unroll
-  for (int i = 0; i < 2 * SECTIONS; ++i) {
-    z[i] = doubles(tile_start)[(tile * 2 * SECTIONS + i) * n_channels + channel];
-  }
-"""
-    + _FILTER
-    + r"""
-    store<SAMPLES>(y + channel, first, n, n_channels, values);
-  }
-  if (tile == n_tiles - 1) {
+  for (int i = 0; i < SIZE; ++i) state[i] = starts[i][lane];
+  #pragma unroll 1
+  for (int i = 0; i < thread; ++i) {
     #pragma unroll
-    for (int i = 0; i < 2 * SECTIONS; ++i) set_state(zf, i, channel, n_channels, z[i]);
+    for (int k = 0; k < SIZE; ++k) z[k] = all_z[i][k][lane];
+    go_on<SECTIONS>(shared, false, all_taken[i][lane], SAMPLES, z, state);
+  }
+  if (!active) return;
+  run_all<SECTIONS, SAMPLES>(shared, taken, samples, samples, STRIDE, state);
+  #pragma unroll 8
+  for (int i = 0; i < SAMPLES; ++i) {
+    if (first + i < n) y[(first + i) * n_channels + channel] = samples[i * STRIDE];
   }
 """
-)
