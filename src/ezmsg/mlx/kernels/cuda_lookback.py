@@ -16,6 +16,7 @@ import mlx.core as mx
 
 LANES = 32
 """Channels of a block for a long message: the threads of a warp."""
+
 LOOK_BACK = r"""
 namespace {
 
