@@ -55,6 +55,8 @@ class AsArrayTransformer(sigproc.AsArrayTransformer, BaseTransformer[AsArraySett
 
     Raises:
         ImportError: The target is MLX and no MLX backend is installed.
+        RuntimeError: The target is MLX, in a forked process where MLX would hang (see
+            :func:`~ezmsg.mlx.cache.apply_cache_limit`).
         TypeError: Data of a dtype that the target cannot hold, naming it.
     """
 

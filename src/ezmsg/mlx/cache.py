@@ -109,10 +109,13 @@ class _CacheGuard:
         self._n_named = 0
         self._used_in_parent = False
         self._used_before_fork = False
+        self._forked_thread: int | None = None
         self._lock = threading.RLock()
         self._get_cache_memory: Callable[[], int] = lambda: 0
 
     def apply(self, node: object, limit_mb: float | None) -> None:
+        if self._forked_thread is not None:
+            self._refuse_forked_thread()
         request = self._requests.get(id(node))
         if request is None:
             if limit_mb is None and not self._stale:
@@ -287,6 +290,16 @@ class _CacheGuard:
             f'{kept} stays in force. Call multiprocessing.set_start_method("spawn") before the graph starts.',
         )
 
+    def _refuse_forked_thread(self) -> None:
+        # MLX's work for a thread is done by another one of its own, which a fork does not copy: whatever this thread
+        # asks for would be waited for in vain. Threads that were started after the fork, as those of ezmsg's units,
+        # have theirs.
+        if threading.get_ident() == self._forked_thread and not _has_gpu_allocator():
+            raise RuntimeError(
+                "This process was forked from one that had used MLX, and using MLX here, in the thread that forked, "
+                'would hang. Call multiprocessing.set_start_method("spawn") first.'
+            )
+
     def _tell_once(self, what: object, text: str) -> None:
         if what not in self._told:
             self._told.add(what)
@@ -301,6 +314,8 @@ class _CacheGuard:
     def after_fork_in_child(self) -> None:
         """The parent's nodes ask nothing here; the limit that was in force came along."""
         self._used_before_fork |= self._used_in_parent
+        # The child goes on in the thread that forked, under the same identifier.
+        self._forked_thread = threading.get_ident() if self._used_before_fork else None
         self._lock = threading.RLock()
         self._requests.clear()
         self._stale = False
@@ -339,6 +354,10 @@ def apply_cache_limit(node: object, limit_mb: float | None) -> None:
             garbage-collected it no longer counts. An attribute ``node_name`` names it in the log.
         limit_mb: Limit in MiB, as :func:`check_cache_limit` allows; ``0`` turns the cache off, ``None``
             withdraws the node's request. When nobody asks any more, the limit goes back to what it was.
+
+    Raises:
+        RuntimeError: In a forked child of a process that has used MLX, on the CPU backend, in the thread that forked,
+            where MLX would hang.
     """
     _GUARD.apply(node, limit_mb)
 

@@ -111,10 +111,13 @@ class FilterTransformer(
             return
         import mlx.core as mx
 
-        from .kernels.layout import to_pairs
+        from .kernels.layout import LARGEST_SAMPLE, to_pairs
 
         state.sections = check_sos(self.settings.coefs)
-        first = first_finite_samples(as_float32(message.data, _OPERATION), state.axis_idx)
+        data = as_float32(message.data, _OPERATION)
+        # A start at a sample that the filter itself leaves out would never be forgotten.
+        data = mx.where(mx.abs(data) < LARGEST_SAMPLE, data, np.nan)
+        first = first_finite_samples(data, state.axis_idx)
         settled = sosfilt_zi(state.sections)
         shape = (len(settled), *(2 if axis == state.axis_idx else 1 for axis in range(first.ndim)))
         state.zi = mx.array(to_pairs(settled.reshape(shape) * first, axis=state.axis_idx + 1))

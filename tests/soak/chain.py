@@ -1,0 +1,146 @@
+"""The second process of the soak test: the example's chain on MLX, with a unit that refuses messages."""
+
+from collections.abc import AsyncGenerator
+
+import ewma_chain as shared
+import ezmsg.core as ez
+import numpy as np
+from ezmsg.sigproc.affinetransform import CommonRereference
+from ezmsg.sigproc.binned_aggregate import BinnedAggregate
+from ezmsg.sigproc.math.log import Log
+from ezmsg.util.messages.axisarray import AxisArray
+from ezmsg.util.messages.util import replace
+
+from ezmsg.mlx import (
+    AsArray,
+    AsArraySettings,
+    DetrendUnit,
+    EWMASettings,
+    EWMAUnit,
+    MemoryMonitor,
+    MemoryMonitorSettings,
+    Pow,
+    cache_limit,
+)
+from soak.settings import LIMITS_MB, POWER_SECONDS, SoakSettings, span
+from soak.stream import LONGEST, N_CHANNELS
+from soak.watch import Watch, WatchSettings
+
+
+class Refuse(ez.Unit):
+    """Raises on every ``refuse_every``-th message, and lets the others through."""
+
+    SETTINGS = SoakSettings
+    INPUT_SIGNAL = ez.InputStream(AxisArray)
+    OUTPUT_SIGNAL = ez.OutputStream(AxisArray)
+
+    async def initialize(self) -> None:
+        self.n_messages = 0
+        self.kept: list[np.ndarray] = []
+
+    @ez.subscriber(INPUT_SIGNAL)
+    @ez.publisher(OUTPUT_SIGNAL)
+    async def on_signal(self, message: AxisArray) -> AsyncGenerator:
+        self.n_messages += 1
+        start, stop = span(message)
+        if self.n_messages % self.SETTINGS.refuse_every == 0 and stop > start and not message.attrs["n_samples"]:
+            if self.SETTINGS.fault == "hush":
+                return
+            raise ValueError(f"refused samples {start} to {stop}")
+        if self.SETTINGS.fault == "leak":
+            self.kept.append(np.ones(1 << 17))
+        yield self.OUTPUT_SIGNAL, message
+
+
+class ChainWatchSettings(WatchSettings):
+    fault: str = ""
+
+
+class ChainWatch(Watch):
+    """Also looks at MLX's cache after each message."""
+
+    SETTINGS = ChainWatchSettings
+
+    INPUT_RESULT = ez.InputStream(AxisArray)
+
+    async def initialize(self) -> None:
+        await super().initialize()
+        self.largest = self.excess = 0.0
+        self.limits: set[float] = set()
+
+    @ez.subscriber(INPUT_RESULT)
+    async def on_result(self, message: AxisArray) -> None:
+        import mlx.core as mx
+
+        cache, limit = mx.get_cache_memory() / 2**20, cache_limit().limit_mb
+        self.limits.add(limit)
+        self.largest = max(self.largest, cache)
+        self.excess = max(self.excess, cache - limit)
+        if self.SETTINGS.fault == "cache":
+            mx.set_cache_limit(1 << 40)
+
+    def report(self) -> dict[str, object]:
+        return {"cache": self.largest, "excess": self.excess, "limits": sorted(self.limits)}
+
+
+class Show(ez.Unit):
+    """Sends copies of the monitor's rows to whoever comes.
+
+    Not the monitor itself: where a subscriber of another process goes while ezmsg sends to it, the sending raises
+    (``dictionary changed size during iteration``), which ends a producer for good.
+    """
+
+    INPUT_ROWS = ez.InputStream(AxisArray)
+    OUTPUT_ROWS = ez.OutputStream(AxisArray)
+
+    @ez.subscriber(INPUT_ROWS)
+    @ez.publisher(OUTPUT_ROWS)
+    async def on_rows(self, message: AxisArray) -> AsyncGenerator:
+        yield self.OUTPUT_ROWS, replace(message, data=message.data.copy())
+
+
+class Chain(ez.Collection):
+    """The example's chain with a unit that refuses; its last average comes out as well as the features."""
+
+    SETTINGS = SoakSettings
+    INPUT_SIGNAL = ez.InputTopic(AxisArray)
+    INPUT_LIMIT = ez.InputTopic(AsArraySettings)
+    INPUT_POWER = ez.InputTopic(EWMASettings)
+    OUTPUT_POWER = ez.OutputTopic(AxisArray)
+    OUTPUT_FEATURES = ez.OutputTopic(AxisArray)
+
+    TO_MLX = AsArray(shared.to_mlx(LIMITS_MB[0]))
+    REFUSE = Refuse()
+    REFERENCE = CommonRereference(shared.REFERENCE)
+    DETREND = DetrendUnit(shared.BASELINE)
+    SQUARE = Pow(shared.SQUARE)
+    POWER = EWMAUnit(EWMASettings(time_constant=POWER_SECONDS[0]))
+    POWER_TO_NUMPY = AsArray(shared.TO_NUMPY)
+    BIN = BinnedAggregate(shared.BIN)
+    LOG = Log(shared.LOG)
+    FEATURES_TO_NUMPY = AsArray(shared.TO_NUMPY)
+    MONITOR = MemoryMonitor(MemoryMonitorSettings(interval=0.2))
+    SHOW = Show()
+    WATCH = ChainWatch()
+
+    def configure(self) -> None:
+        self.REFUSE.apply_settings(self.SETTINGS)
+        self.WATCH.apply_settings(ChainWatchSettings(self.SETTINGS.folder, "chain", self.SETTINGS.fault))
+        self.POWER_TO_NUMPY.OUTPUT_SIGNAL.num_buffers = 4
+        self.POWER_TO_NUMPY.OUTPUT_SIGNAL.buf_size = LONGEST * N_CHANNELS * 4 + 2**16
+
+    def network(self) -> ez.NetworkDefinition:
+        stages = (self.TO_MLX, self.REFUSE, self.REFERENCE, self.DETREND, self.SQUARE, self.POWER)
+        features = (self.POWER, self.BIN, self.LOG, self.FEATURES_TO_NUMPY)
+        return (
+            (self.INPUT_SIGNAL, self.TO_MLX.INPUT_SIGNAL),
+            *((a.OUTPUT_SIGNAL, b.INPUT_SIGNAL) for a, b in zip(stages, stages[1:])),
+            (self.POWER.OUTPUT_SIGNAL, self.POWER_TO_NUMPY.INPUT_SIGNAL),
+            (self.POWER_TO_NUMPY.OUTPUT_SIGNAL, self.OUTPUT_POWER),
+            *((a.OUTPUT_SIGNAL, b.INPUT_SIGNAL) for a, b in zip(features, features[1:])),
+            (self.FEATURES_TO_NUMPY.OUTPUT_SIGNAL, self.OUTPUT_FEATURES),
+            (self.POWER_TO_NUMPY.OUTPUT_SIGNAL, self.WATCH.INPUT_RESULT),
+            (self.MONITOR.OUTPUT_SIGNAL, self.SHOW.INPUT_ROWS),
+            (self.INPUT_LIMIT, self.TO_MLX.INPUT_SETTINGS),
+            (self.INPUT_POWER, self.POWER.INPUT_SETTINGS),
+        )

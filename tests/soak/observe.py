@@ -1,0 +1,165 @@
+"""Watches the processes of the soak test from outside."""
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import pathlib
+import random
+import signal
+import statistics
+import sys
+import threading
+import time
+
+import psutil
+from ezmsg.core.graphcontext import GraphContext
+
+SHARED_MEMORY = pathlib.Path("/dev/shm")
+MIB = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Of one process at one moment, in MiB."""
+
+    seconds: float
+    """Since all processes were there."""
+
+    resident_set: float
+    shared: float
+    """Segments of shared memory that it has open. NaN where the system does not tell."""
+
+
+class Observer:
+    """Memory of all processes of one session, sampled; and what of them is there after the end.
+
+    Args:
+        session: Process identifier of the session's leader.
+        folder: Where the processes leave their names, ``NAME.pid``.
+        settled_after: Seconds after which memory must not grow any more.
+    """
+
+    def __init__(self, session: int, folder: pathlib.Path, settled_after: float) -> None:
+        self.session = session
+        self.folder = folder
+        self.settled_after = settled_after
+        self.memory: dict[str, list[Memory]] = {}
+        self._segments: set[pathlib.Path] = set()
+        self.stopped = threading.Event()
+
+    def run(self) -> None:
+        started_at = None
+        while not self.stopped.wait(0.25):
+            running = self.running()
+            if started_at is None and len(running) == 3:
+                started_at = time.monotonic()
+            for name, pid in running.items() if started_at is not None else ():
+                with contextlib.suppress(psutil.Error, FileNotFoundError):
+                    process = psutil.Process(pid)
+                    segments = open_segments(process)
+                    self._segments |= segments.keys()
+                    shared = sum(segments.values()) / MIB if sys.platform == "linux" else float("nan")
+                    memory = Memory(time.monotonic() - started_at, process.memory_info().rss / MIB, shared)
+                    self.memory.setdefault(name, []).append(memory)
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+    def running(self) -> dict[str, int]:
+        """Names and identifiers of the processes that have started and do not end yet."""
+        pids = {path.stem: int(path.read_text()) for path in self.folder.glob("*.pid")}
+        return {name: pid for name, pid in pids.items() if not (self.folder / f"{name}.json").exists()}
+
+    def first_and_last(self, name: str, quantity: str) -> tuple[float, float]:
+        """Median of the first samples after the process has settled, and of the last; NaN if there are none.
+
+        Of ten seconds each: the resident set follows the length of the messages.
+        """
+        samples = [sample for sample in self.memory.get(name, ()) if sample.seconds >= self.settled_after]
+        if not samples:
+            return float("nan"), float("nan")
+        first = [s for s in samples if s.seconds < samples[0].seconds + 10.0]
+        last = [s for s in samples if s.seconds > samples[-1].seconds - 10.0]
+        return tuple(statistics.median(getattr(sample, quantity) for sample in part) for part in (first, last))
+
+    def left(self) -> list[str]:
+        """Processes and segments that are still there."""
+        deadline = time.monotonic() + 5.0
+        # A process that has handed on its result may take a moment to end.
+        while (processes := self._processes()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        segments = sorted(path.name for path in self._segments if path.exists())
+        return [f"process {p.pid} ({' '.join(p.cmdline()[:4])})" for p in processes] + segments
+
+    def show_stacks(self) -> None:
+        """Let the processes print the stacks of their threads; see Watch."""
+        for pid in self.running().values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR1)
+        # For the stacks to be written.
+        time.sleep(1.0)
+
+    def clean_up(self) -> None:
+        """End what is left, and remove its segments, which nobody else does then."""
+        for process in self._processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        for path in self._segments:
+            path.unlink(missing_ok=True)
+
+    def _processes(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                if os.getsid(process.pid) == self.session and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+
+def open_segments(process: psutil.Process) -> dict[pathlib.Path, int]:
+    """Segments of shared memory that *process* has mapped, and their sizes in bytes."""
+    if sys.platform != "linux":
+        return {}
+    paths = {pathlib.Path(region.path) for region in process.memory_maps()}
+    return {path: path.stat().st_size for path in paths if path.parent == SHARED_MEMORY and path.exists()}
+
+
+class Visitor:
+    """Comes to the running graph as a viewer of the monitor does: subscribes, receives for a while, and goes."""
+
+    TOPIC = "CHAIN/SHOW/OUTPUT_ROWS"
+
+    def __init__(self, address: tuple[str, int], observer: Observer) -> None:
+        self.address = address
+        self.observer = observer
+        self.rows: list[int] = []
+        """Rows that came in each visit."""
+
+        self.errors: list[str] = []
+        self._rng = random.Random(0)
+
+    def run(self) -> None:
+        while not self.observer.stopped.wait(self._rng.uniform(0.5, 2.0)):
+            if len(self.observer.running()) < 3:
+                continue
+            try:
+                asyncio.run(self._visit())
+            except OSError:
+                # The graph has ended.
+                continue
+            except Exception as error:
+                self.errors.append(repr(error))
+
+    async def _visit(self) -> None:
+        n_rows = 0
+        async with GraphContext(self.address, auto_start=False) as context:
+            subscriber = await context.subscriber(self.TOPIC)
+            ends_at = time.monotonic() + self._rng.uniform(1.0, 3.0)
+            while (remaining := ends_at - time.monotonic()) > 0:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(subscriber.recv(), remaining)
+                    n_rows += 1
+        # Otherwise the graph ended meanwhile.
+        if len(self.observer.running()) == 3:
+            self.rows.append(n_rows)

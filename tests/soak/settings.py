@@ -1,0 +1,35 @@
+"""What the three processes of the soak test agree on."""
+
+import ezmsg.core as ez
+from ezmsg.util.messages.axisarray import AxisArray
+
+from soak.stream import RATE
+
+LIMITS_MB = (16.0, 6.0)
+"""Limits on MLX's cache that are set in turns, in MiB."""
+
+POWER_SECONDS = (0.1, 0.02)
+"""Time constants of the last average that are set in turns."""
+
+
+class SoakSettings(ez.Settings):
+    folder: str
+    seconds: float
+    """Wall time after which the source sends its last message."""
+
+    seed: int = 0
+    change_every: int = 300
+    """Messages from one change of settings to the next."""
+
+    refuse_every: int = 100
+    slow: tuple[int, int] = (20, 700)
+    """The sink is slow for so many messages in so many."""
+
+    fault: str = ""
+    """What to do wrong, to see that it is found."""
+
+
+def span(message: AxisArray) -> tuple[int, int]:
+    """The first sample of *message* in the stream, and the one after its last."""
+    start = round(message.axes["time"].offset * RATE)
+    return start, start + message.data.shape[0]
