@@ -1,119 +1,27 @@
 """The example scripts, each run as a user runs it."""
 
-import contextlib
 import os
-import pathlib
 import re
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
 
 import ewma_chain
 import ewma_chain_graph
 import ewma_chain_offline
 import numpy as np
-import psutil
 import pytest
 from helpers import reference
+from helpers.scripts import SHARED_MEMORY, Script
 
 from ezmsg.mlx import SimulatedAcquisitionSettings, message_lengths, simulated_acquisition
 
 pytest.importorskip("mlx.core")
 
-EXAMPLES = pathlib.Path(ewma_chain.__file__).parent
-SHARED_MEMORY = pathlib.Path("/dev/shm")
 SCRIPTS = ("ewma_chain_offline", "ewma_chain_graph")
-TIME_LIMIT = 120.0
 
 STREAM = SimulatedAcquisitionSettings(duration=1.5, n_channels=16, stall_every=40, seed=7)
 OPTIONS = ("--duration", "1.5", "--channels", "16", "--stall-every", "40", "--seed", "7")
 ENDLESS = ("--duration", "3600", "--channels", "16", "--real-time")
-
-
-class _Script:
-    """A script at work, in a session of its own, as a terminal starts it."""
-
-    def __init__(self, *arguments: str) -> None:
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("EZMSG_")}
-        self.process = subprocess.Popen(
-            [sys.executable, *arguments],
-            cwd=EXAMPLES,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            # As a terminal starts a program: one in the background of a script has Ctrl-C ignored, and passes that on.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
-        self.pid = self.process.pid
-        self.out = ""
-        self.segments: set[str] = set()
-
-    def read_until(self, text: str) -> None:
-        for line in self.process.stdout:
-            self.out += line
-            if text in line:
-                return
-        pytest.fail(f"It ended without {text!r}: {self.process.stderr.read()}")
-
-    def processes(self) -> list[psutil.Process]:
-        """All processes of the session, those that have lost their parent too."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if os.getsid(process.pid) == self.pid and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-            except (psutil.NoSuchProcess, ProcessLookupError):
-                continue
-        return found
-
-    def note_segments(self) -> None:
-        """Remember the segments of shared memory that the processes hold by now."""
-        for process in self.processes() if SHARED_MEMORY.is_dir() else ():
-            try:
-                paths = [pathlib.Path(region.path) for region in process.memory_maps()]
-            except psutil.NoSuchProcess:
-                continue
-            self.segments |= {path.name for path in paths if path.parent == SHARED_MEMORY}
-
-    def finish(self) -> tuple[int, str, str]:
-        """Exit code, all that it printed to stdout, and to stderr."""
-        try:
-            out, err = self.process.communicate(timeout=TIME_LIMIT)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            pytest.fail(f"It did not end within {TIME_LIMIT} s.")
-        self.out += out
-        return self.process.returncode, self.out, err
-
-    def assert_nothing_left(self) -> None:
-        # Python's resource tracker ends on its own once all pipes to it are closed.
-        _, alive = psutil.wait_procs(self.processes(), timeout=10.0)
-        assert [process for process in alive if process in self.processes()] == []
-        assert [name for name in sorted(self.segments) if (SHARED_MEMORY / name).exists()] == []
-
-    def kill(self) -> None:
-        for process in self.processes():
-            # Not the resource tracker, which removes the shared memory of the others.
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if not any("resource_tracker" in argument for argument in process.cmdline()):
-                    process.kill()
-        self.process.communicate()
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., _Script]]:
-    scripts: list[_Script] = []
-
-    def start(*arguments: str) -> _Script:
-        scripts.append(_Script(*arguments))
-        return scripts[-1]
-
-    yield start
-    for script in scripts:
-        script.kill()
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +29,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, np.nd
     """What each script prints for the same stream, and the features that it saves."""
     folder = tmp_path_factory.mktemp("features")
     files = {name: folder / f"{name}.npy" for name in SCRIPTS}
-    offline = _Script("ewma_chain_offline.py", *OPTIONS, "--save", str(files["ewma_chain_offline"]))
-    graph = _Script("ewma_chain_graph.py", *OPTIONS, "--real-time", "--save", str(files["ewma_chain_graph"]))
+    offline = Script("ewma_chain_offline.py", *OPTIONS, "--save", str(files["ewma_chain_offline"]))
+    graph = Script("ewma_chain_graph.py", *OPTIONS, "--real-time", "--save", str(files["ewma_chain_graph"]))
     try:
         graph.read_until("x real time")
         graph.note_segments()

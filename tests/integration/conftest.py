@@ -1,0 +1,20 @@
+"""What integration tests share."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from helpers.scripts import Script
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Script]]:
+    """Starts a script of the examples; all that it started are gone after the test."""
+    scripts: list[Script] = []
+
+    def start(*arguments: str) -> Script:
+        scripts.append(Script(*arguments))
+        return scripts[-1]
+
+    yield start
+    for script in scripts:
+        script.kill()
