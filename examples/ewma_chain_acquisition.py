@@ -31,7 +31,7 @@ class RunSettings(ez.Settings):
         if self.rechunk:
             # Rechunk keeps the rest, and all sizes are multiples of the smallest.
             n_samples -= n_samples % min(self.sizes)
-        return int(n_bins * shared.BIN.bin_duration * self.stream.sampling_rate) <= n_samples
+        return int(n_bins * (shared.BIN.bin_duration * self.stream.sampling_rate)) <= n_samples
 
 
 class Acquisition(ez.Collection):

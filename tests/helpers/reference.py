@@ -30,7 +30,7 @@ def log_power(
         rate: Sampling rate in Hz.
         baseline: Time constant in seconds of the average that is subtracted.
         power: Time constant in seconds of the average of the squares.
-        bin_duration: In seconds; bin *m* begins at sample ``int(m * bin_duration * rate)``.
+        bin_duration: In seconds; bin *m* begins at sample ``int(m * (bin_duration * rate))``.
 
     Returns:
         Shape (bin, ch). A last bin that is not full is left out.
@@ -39,6 +39,6 @@ def log_power(
     x = x - x.mean(axis=1, keepdims=True)
     x = x - ewma(x, rate, baseline)
     x = ewma(x**2, rate, power)
-    edges = [int(m * bin_duration * rate) for m in range(int(len(x) / (bin_duration * rate)) + 2)]
+    edges = [int(m * (bin_duration * rate)) for m in range(int(len(x) / (bin_duration * rate)) + 2)]
     bins = [x[start:stop].mean(axis=0) for start, stop in zip(edges, edges[1:]) if stop <= len(x)]
     return np.log10(np.maximum(bins, np.finfo(np.float32).smallest_normal))

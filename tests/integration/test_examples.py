@@ -1,5 +1,6 @@
 """The example scripts, each run as a user runs it."""
 
+import dataclasses
 import os
 import re
 import signal
@@ -135,6 +136,14 @@ def test_the_graph_example_leaves_nothing_behind_at_ctrl_c(start, send):
     assert re.search(r"^stream .*interrupted$", out, re.MULTILINE)
     assert re.search(r"^limit +64 MiB", out, re.MULTILINE)
     script.assert_nothing_left()
+
+
+def test_the_sink_of_the_graph_example_waits_for_no_bin_that_is_not_filled():
+    for n_samples, fills in ((61499, False), (61500, True)):
+        stream = dataclasses.replace(STREAM, duration=n_samples / STREAM.sampling_rate)
+        assert stream.n_samples == n_samples
+        # 205 * 0.01 * 30000 is just below 61500, where 205 * (0.01 * 30000), ezmsg-sigproc's way, is 61500.
+        assert ewma_chain_graph.RunSettings(stream).fills(205) is fills
 
 
 async def test_the_graph_example_ends_when_one_of_its_processes_dies(monkeypatch, capsys):
