@@ -11,8 +11,10 @@ D. Merrill, M. Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-ba
 from __future__ import annotations
 
 import functools
+import itertools
 
 import mlx.core as mx
+import numpy as np
 
 LANES = 32
 """Channels of a block for a long message: the threads of a warp."""
@@ -141,15 +143,19 @@ def blocks(n_tiles: int, n_threads: int, n_channels: int) -> dict[str, tuple[int
     return {"grid": (n_blocks * LANES, n_threads, 1), "threadgroup": (LANES, n_threads, 1)}
 
 
+_calls = itertools.count(1)
+
+
 @functools.cache
 def _zero() -> mx.array:
-    zero = mx.zeros((1,), mx.int64)
-    mx.eval(zero)
-    return zero
+    return mx.array(np.zeros(1, np.int64))
 
 
 def nothing_told(n_tiles: int, n_states: int, n_channels: int) -> mx.array:
-    """Room for what each tile tells of its *n_states* states of each channel, with nothing told."""
-    # A sum, since `mx.zeros` would upload a scalar with each message; of its own, since the kernel writes to it.
-    zero = _zero()
-    return mx.broadcast_to(zero, (n_tiles, 2 * n_states, n_channels)) + zero
+    """Room for what each tile tells of its *n_states* states of each channel, with nothing told.
+
+    Zeros, in memory of its own, since the kernel writes to it. So no two calls may come out as the same expression,
+    of which `mx.compile` would make one array; and `mx.zeros` would upload a scalar with each message.
+    """
+    call = next(_calls)
+    return mx.broadcast_to(_zero(), (n_tiles, 2 * n_states, n_channels)) * mx.arange(call, call + 1, dtype=mx.int64)
