@@ -14,7 +14,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```", README, flags=re.DOTALL | re.MULTI
 
 def test_blocks_run_one_after_the_other():
     # The graph is built but not started: what stands under the __main__ guard runs until it is interrupted.
-    assert len(BLOCKS) == 4 and any("ez.run(" in block for block in BLOCKS)
+    assert len(BLOCKS) == 5 and any("ez.run(" in block for block in BLOCKS)
     output = run_code("import sys\n__name__ = 'readme'\nfor block in sys.argv[1:]:\n    exec(block)", *BLOCKS)
     assert "CacheLimit(limit_mb=512.0, source='node'" in output
     assert "the working set of the steady message (300 samples)" in output

@@ -644,6 +644,19 @@ def test_lifted_limit_is_back_afterwards_and_requests_made_meanwhile_wait(mlx):
     assert mlx.limit_mb == 32
 
 
+def test_the_end_of_an_inner_context_leaves_the_limit_lifted_for_the_outer(mlx):
+    node = Node()
+    apply_cache_limit(node, 64)
+    with lifted_cache_limit():
+        with lifted_cache_limit():
+            pass
+        for limit_mb in (32, 16):
+            apply_cache_limit(node, limit_mb)
+        mlx.free(100)
+        assert mlx.cached == 100 * MIB
+    assert mlx.limit_mb == 64
+
+
 def test_limit_set_outside_while_it_is_lifted_stays_and_voids_the_measurement(mlx):
     node = Node()
     apply_cache_limit(node, 64)
@@ -1007,6 +1020,6 @@ def test_forked_child_of_a_process_that_did_not_use_mlx_has_its_own_limit():
 
 def test_child_forked_while_the_limit_is_lifted_can_have_one_of_its_own():
     guard = cache._CacheGuard()
-    guard._lifted = True
+    guard._lifted = 1
     guard.after_fork_in_child()
     assert not guard._lifted and guard.source.source == "outside"

@@ -57,6 +57,16 @@ if TYPE_CHECKING:
         MemorySnapshot,
         memory_snapshot,
     )
+    from .nwbsource import (  # noqa: F401
+        NWBSource,
+    )
+    from .offline import (  # noqa: F401
+        Opened,
+        ProcessedRecording,
+        RecordingSource,
+        ResultSink,
+        process_recording,
+    )
     from .plan import (  # noqa: F401
         CacheRecommendation,
         measure_working_set,
@@ -93,6 +103,9 @@ if TYPE_CHECKING:
         message_lengths,
         simulated_acquisition,
     )
+    from .zarrsink import (  # noqa: F401
+        ZarrSink,
+    )
 
 _MODULE_OF = {
     name: module
@@ -103,6 +116,8 @@ _MODULE_OF = {
         "ewma": "EWMASettings EWMATransformer EWMAUnit",
         "memory": "MEMORY_METRICS MemoryMonitor MemoryMonitorProducer "
         "MemoryMonitorSettings MemorySnapshot memory_snapshot",
+        "nwbsource": "NWBSource",
+        "offline": "Opened ProcessedRecording RecordingSource ResultSink process_recording",
         "plan": "CacheRecommendation measure_working_set recommend_cache_limit",
         "pow": "Pow PowSettings PowTransformer",
         "readlate": "ReadLate ReadLateSettings ReadLateTransformer",
@@ -114,6 +129,7 @@ _MODULE_OF = {
         "chebyshev": "ChebyshevFilter ChebyshevFilterSettings ChebyshevFilterTransformer",
         "filter": "Filter FilterSettings FilterTransformer",
         "scaler": "AdaptiveStandardScaler AdaptiveStandardScalerSettings AdaptiveStandardScalerTransformer",
+        "zarrsink": "ZarrSink",
     }.items()
     for name in names.split()
 }

@@ -104,7 +104,7 @@ class _CacheGuard:
         self._overshoot = 0
         self._ceiling = 0
         self._stale = False
-        self._lifted = False
+        self._lifted = 0
         self._told: set[object] = set()
         self._n_named = 0
         self._used_in_parent = False
@@ -145,12 +145,12 @@ class _CacheGuard:
         with self._lock:
             before = mx.set_cache_limit(_UNLIMITED)
             mx.clear_cache()
-            self._lifted = True
+            self._lifted += 1
         try:
             yield
         finally:
             with self._lock:
-                self._lifted = False
+                self._lifted -= 1
                 found = mx.set_cache_limit(before)
                 if found != _UNLIMITED:
                     # Somebody else's, and the newer wish.
@@ -321,7 +321,7 @@ class _CacheGuard:
         self._stale = False
         if self._lifted:
             # Nobody in this process will put the limit back.
-            self._lifted = False
+            self._lifted = 0
             self._in_force = self._outside = None
             self.source = CacheLimit(_UNLIMITED / MIB, "outside")
 
@@ -372,7 +372,7 @@ def lifted_cache_limit() -> contextlib.AbstractContextManager[None]:
 
     The cache is empty when it begins and when it ends. Meanwhile nodes may convert, but what they ask for is neither
     applied nor recorded; they ask again with their next message. At the end the very limit that was in force before
-    is back, whoever had set it.
+    is back, whoever had set it. Contexts may be nested.
 
     Raises:
         RuntimeError: On entry, in a forked child of a process that has used MLX, on the CPU backend; at the end, if

@@ -1,0 +1,248 @@
+"""Features from a folder of NWB recordings into Zarr, in one process or on a Dask cluster.
+
+    each recording -> AsArray(mlx) -> common reference -> x - EWMA(x) -> square
+        -> EWMA -> bin 10 ms -> log -> AsArray(numpy) -> <output>/<recording>.zarr
+
+Memory does not grow with the length of a recording. Started again after Ctrl-C
+or a crash, it goes on where it was; recordings that are finished are left alone.
+Without --recordings it writes some simulated ones first. What a worker does is
+in offline_features.py; on a cluster of yours (--scheduler), ezmsg-mlx[cpu,offline]
+is installed on the workers, and they see the same folders.
+
+    pip install "ezmsg-mlx[cpu,examples,offline]"
+    python offline_recordings.py --workers 2
+"""
+
+import argparse
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import ezmsg.core as ez
+import offline_features
+import rich
+from ewma_chain import mib
+from offline_features import Job, Outcome
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ezmsg.mlx.convert import import_mlx
+from ezmsg.mlx.extra import import_extra
+
+RETRIES = 2
+"""How often a recording is tried again after an error. Death of a worker is counted apart, by Dask: three times."""
+
+SPAWN_ENVIRONMENT = "distributed.nanny.pre-spawn-environ"
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recordings", type=Path, metavar="FOLDER", help="folder of .nwb files")
+    parser.add_argument("--series", metavar="NAME", help="the electrical series, if a file has several")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", default=Path("features"), help="[features]")
+    parser.add_argument("--workers", type=int, metavar="N", help="run on a Dask cluster of N processes of this machine")
+    parser.add_argument("--scheduler", metavar="ADDRESS", help="run on the Dask cluster of this scheduler")
+    parser.add_argument("--limit", type=mib, metavar="MIB", default=512.0, help='of MLX\'s cache, or "none" [512]')
+    parser.add_argument("--checkpoint", type=float, metavar="S", default=60.0, help="every S seconds of recording [60]")
+    simulated = parser.add_argument_group("without --recordings")
+    simulated.add_argument("--count", type=int, metavar="N", default=4, help="number of recordings [4]")
+    simulated.add_argument("--channels", type=int, metavar="N", default=64, help="[64]")
+    simulated.add_argument("--seconds", type=float, metavar="S", default=30.0, help="length of a recording [30]")
+    options = parser.parse_args()
+    if options.workers is not None and options.workers < 1:
+        parser.error(f"--workers must be at least 1, got {options.workers}")
+    if options.workers and options.scheduler:
+        parser.error("--workers starts a cluster and --scheduler uses one that is there: give one of them")
+    if options.recordings and not options.recordings.is_dir():
+        parser.error(f"--recordings {options.recordings} is no folder")
+    try:
+        import_mlx()
+        for name in ("pynwb", "zarr", "distributed") if options.workers or options.scheduler else ("pynwb", "zarr"):
+            import_extra(name)
+    except ImportError as error:
+        parser.exit(1, f"{error}\n")
+    # INFO lines would run into the progress bar; the variable reaches the workers.
+    ez.logger.setLevel(os.environ.setdefault("EZMSG_LOGLEVEL", "WARNING").upper())
+    return options
+
+
+def jobs_of(options: argparse.Namespace) -> list[Job]:
+    if options.recordings:
+        recordings = sorted(options.recordings.glob("*.nwb"))
+    else:
+        from synthetic_recordings import write_recordings
+
+        rich.print(f"recordings: {options.count} simulated ones in {options.output / 'recordings'}")
+        recordings = write_recordings(options.output / "recordings", options.count, options.channels, options.seconds)
+    return [
+        Job(
+            recording=str(recording.resolve()),
+            results=str(options.output.resolve() / f"{recording.stem}.zarr"),
+            series=options.series,
+            limit_mb=options.limit,
+            checkpoint_seconds=options.checkpoint,
+        )
+        for recording in recordings
+    ]
+
+
+Report = Callable[[str, float], None]
+"""Gets a recording and the seconds of it that are done."""
+
+
+def run_here(jobs: list[Job], report: Report) -> Iterator[tuple[Job, Outcome | Exception]]:
+    for job in jobs:
+        try:
+            yield job, offline_features.extract_features(job, lambda seconds, job=job: report(job.recording, seconds))
+        except Exception as error:
+            # One bad recording is no reason to leave the others.
+            yield job, error
+
+
+def run_on_cluster(
+    jobs: list[Job], options: argparse.Namespace, report: Report
+) -> Iterator[tuple[Job, Outcome | Exception]]:
+    import dask
+    from distributed import Client, LocalCluster, WorkerPlugin, as_completed
+
+    class IgnoreCtrlC(WorkerPlugin):
+        """A terminal sends it to the workers, too; they end with the cluster."""
+
+        def setup(self, worker: object) -> None:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    with contextlib.ExitStack() as stack:
+        if options.scheduler:
+            client = stack.enter_context(Client(options.scheduler))
+            client.upload_file(offline_features.__file__)
+        else:
+            # By default Dask has the workers hand freed memory back at once, to take it anew for each message; they
+            # never hold much, and a fifth of their time is in that.
+            environment = dict(dask.config.get(SPAWN_ENVIRONMENT))
+            environment.pop("MALLOC_TRIM_THRESHOLD_", None)
+            stack.enter_context(dask.config.set({SPAWN_ENVIRONMENT: environment}))
+            # One thread each, since MLX's limit and its streams belong to process and thread. Dask spawns them.
+            cluster = stack.enter_context(
+                LocalCluster(
+                    n_workers=options.workers,
+                    threads_per_worker=1,
+                    processes=True,
+                    dashboard_address=":0",
+                    silence_logs=logging.ERROR,
+                )
+            )
+            client = stack.enter_context(Client(cluster))
+            client.register_plugin(IgnoreCtrlC())
+        client.subscribe_topic(offline_features.TOPIC, lambda event: report(event[1]["recording"], event[1]["seconds"]))
+        futures = {
+            client.submit(offline_features.extract_features_on_worker, job, pure=False, retries=RETRIES): job
+            for job in jobs
+        }
+        for future in as_completed(futures):
+            error = future.exception()
+            yield futures[future], error if error is not None else future.result()
+
+
+class View:
+    """A progress bar on a terminal, a line for each finished recording elsewhere."""
+
+    def __init__(self, n_recordings: int) -> None:
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            disable=not sys.stdout.isatty(),
+        )
+        self._task = self._bar.add_task("recordings", total=n_recordings)
+        self._seconds: dict[str, float] = {}
+        self.outcomes: list[Outcome] = []
+        self.errors: list[tuple[Job, Exception]] = []
+        self._begin = time.monotonic()
+
+    def __enter__(self) -> "View":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def report(self, recording: str, seconds: float) -> None:
+        self._seconds[recording] = seconds
+        speed = sum(self._seconds.values()) / (time.monotonic() - self._begin)
+        self._bar.update(self._task, description=f"recordings ({speed:.0f}x real time)")
+
+    def finished(self, job: Job, result: Outcome | Exception) -> None:
+        name = Path(job.recording).name
+        if isinstance(result, Exception):
+            self.errors.append((job, result))
+            self._bar.console.print(f"{name}: {type(result).__name__}: {result}", markup=False)
+        else:
+            self.outcomes.append(result)
+            self._bar.console.print(f"{name}: {_what_was_done(result)}", markup=False)
+        self._bar.advance(self._task)
+
+
+def _what_was_done(outcome: Outcome) -> str:
+    if not outcome.seconds_done:
+        return "was there already"
+    text = f"{outcome.seconds_done:.1f} s in {outcome.wall:.1f} s"
+    return text if outcome.seconds_done == outcome.seconds else f"{text}, the rest was there"
+
+
+def print_summary(view: View, wall: float) -> None:
+    worked = [outcome for outcome in view.outcomes if outcome.seconds_done]
+    seconds = sum(outcome.seconds_done for outcome in worked)
+    table = Table("worker", "recordings", "seconds", "peak RSS, MiB", "cache limit, MiB", box=None)
+    for pid in sorted({outcome.pid for outcome in worked}):
+        own = [outcome for outcome in worked if outcome.pid == pid]
+        limit = own[-1].limit_mb
+        table.add_row(
+            str(pid),
+            str(len(own)),
+            f"{sum(outcome.seconds_done for outcome in own):.1f}",
+            f"{max(outcome.peak_mb for outcome in own):.0f}",
+            "MLX's" if limit is None else f"{limit:g}",
+        )
+    rich.print(table)
+    print(
+        f"{len(worked)} recordings of {seconds:.1f} s in {wall:.1f} s: {60 * len(worked) / wall:.1f} a minute, "
+        f"{seconds / wall:.1f}x real time; {len(view.outcomes) - len(worked)} were there, {len(view.errors)} failed"
+    )
+
+
+def main() -> int:
+    options = parse_options()
+    interrupted = False
+    view = None
+    begin = time.monotonic()
+    try:
+        jobs = jobs_of(options)
+        if not jobs:
+            print(f"no .nwb file in {options.recordings}", file=sys.stderr)
+            return 1
+        options.output.mkdir(parents=True, exist_ok=True)
+        with View(len(jobs)) as view:
+            begin = time.monotonic()
+            if options.workers or options.scheduler:
+                results = run_on_cluster(jobs, options, view.report)
+            else:
+                results = run_here(jobs, view.report)
+            with contextlib.closing(results):
+                for job, result in results:
+                    view.finished(job, result)
+    except KeyboardInterrupt:
+        interrupted = True
+        print("interrupted; the same command goes on from here")
+    if view is not None:
+        print_summary(view, time.monotonic() - begin)
+    return 130 if interrupted else 1 if view.errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

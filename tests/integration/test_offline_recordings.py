@@ -1,0 +1,259 @@
+"""A folder of recordings to features: in one process, on a cluster, with a worker killed in the middle, at Ctrl-C."""
+
+import argparse
+import contextlib
+import io
+import os
+import pathlib
+import queue
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import ezmsg.core as ez
+import numpy as np
+import offline_features
+import offline_recordings
+import psutil
+import pytest
+from helpers.examples import EXAMPLES, TIME_LIMIT
+from offline_features import Job
+
+from ezmsg.mlx import cache_limit, withdraw_cache_limit
+
+pytest.importorskip("mlx.core")
+distributed = pytest.importorskip("distributed")
+zarr = pytest.importorskip("zarr")
+pytest.importorskip("pynwb")
+
+LIMIT_MB = 48.0
+
+
+class Script:
+    """The example at work, in a session of its own, as a terminal starts it."""
+
+    def __init__(self, *options: str | os.PathLike) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(EXAMPLES / "offline_recordings.py"), *map(str, options)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={key: value for key, value in os.environ.items() if not key.startswith(("EZMSG_", "FORCE_COLOR"))},
+            text=True,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+
+    def finish(self) -> tuple[int, str, str]:
+        try:
+            out, err = self.process.communicate(timeout=TIME_LIMIT)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            raise
+        return self.process.returncode, out, err
+
+    def others(self) -> list[psutil.Process]:
+        """All other processes of its session."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                is_one = os.getsid(process.pid) == self.process.pid != process.pid
+                if is_one and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (psutil.NoSuchProcess, ProcessLookupError):
+                continue
+        return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def this_process_as_it_was() -> Iterator[None]:
+    """The example asks for a limit, and for fewer log messages, in the process that it runs in."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("EZMSG_LOGLEVEL", "WARNING")
+        level = ez.logger.level
+        yield
+        ez.logger.setLevel(level)
+        withdraw_cache_limit(offline_features.WORKER)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, str]:
+    """The folder that a run in one process writes recordings and features to, and what it prints."""
+    folder = tmp_path_factory.mktemp("alone")
+    options = f"--output {folder} --count 3 --channels 8 --seconds 4 --limit {LIMIT_MB}"
+    with pytest.MonkeyPatch.context() as monkeypatch, contextlib.redirect_stdout(io.StringIO()) as out:
+        monkeypatch.setattr(sys, "argv", ["offline_recordings.py", *options.split()])
+        assert offline_recordings.main() == 0
+    return folder, out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0", silence_logs=50
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster):
+    with distributed.Client(cluster) as client:
+        yield client
+
+
+def features(folder: pathlib.Path) -> dict[str, np.ndarray]:
+    return {path.name: zarr.open_group(str(path), mode="r")["data"][:] for path in sorted(folder.glob("*.zarr"))}
+
+
+def assert_same_features(folder: pathlib.Path, expected: pathlib.Path) -> None:
+    found, wanted = features(folder), features(expected)
+    assert found.keys() == wanted.keys() and len(wanted) == 3
+    for name, values in wanted.items():
+        np.testing.assert_array_equal(found[name], values)
+    assert not list(folder.glob("*.partial"))
+
+
+def jobs(recordings: pathlib.Path, output: pathlib.Path, **options: object) -> list[Job]:
+    return [
+        Job(str(file), str(output / f"{file.stem}.zarr"), limit_mb=LIMIT_MB, **options)
+        for file in sorted(recordings.glob("*.nwb"))
+    ]
+
+
+def test_one_process_writes_features_and_says_how_it_went(alone):
+    folder, out = alone
+    found = features(folder)
+    assert [values.shape for values in found.values()] == [(400, 8)] * 3
+    assert all(np.isfinite(values).all() and values.std() > 0.1 for values in found.values())
+    assert re.search(r"^3 recordings of 12\.0 s in .* s: .* a minute, .*; 0 were there, 0 failed$", out, re.MULTILINE)
+    row = re.search(r"^ *\d+ +3 +12\.0 +(\d+) +48 *$", out, re.MULTILINE)
+    assert int(row[1]) > 50
+
+
+def test_a_cluster_gives_the_same_features_and_each_worker_has_its_limit(alone, cluster, client, tmp_path):
+    folder, _ = alone
+    options = argparse.Namespace(scheduler=cluster.scheduler_address, workers=None)
+    reported: dict[str, float] = {}
+    todo = jobs(folder / "recordings", tmp_path)
+    results = dict(offline_recordings.run_on_cluster(todo, options, reported.__setitem__))
+    assert [results[job].seconds_done for job in todo] == [4.0] * 3
+    assert {outcome.pid for outcome in results.values()} <= set(client.run(os.getpid).values())
+    assert reported == {job.recording: 4.0 for job in todo}
+    assert_same_features(tmp_path, folder)
+
+    # Both workers, however the recordings were shared out: a worker applies its limit with its first recording.
+    for worker in client.scheduler_info()["workers"]:
+        client.submit(
+            offline_features.extract_features_on_worker,
+            todo[0],
+            pure=False,
+            workers=[worker],
+        ).result()
+    limits = client.run(cache_limit)
+    assert len(limits) == 2
+    pids = client.run(os.getpid)
+    for worker, limit in limits.items():
+        assert (limit.limit_mb, limit.source) == (LIMIT_MB, "node")
+        assert limit.node == f"worker {pids[worker]}"
+
+
+def test_a_worker_killed_in_the_middle_costs_a_retry_of_its_recording(alone, client, tmp_path):
+    folder, _ = alone
+    pids: queue.Queue[int] = queue.Queue()
+    client.subscribe_topic("stuck", lambda event: pids.put(event[1]))
+
+    def get_stuck_once(job, marker):
+        import os
+        import threading
+
+        import distributed
+        import offline_features
+
+        def report(seconds):
+            if seconds >= 2.0 and not os.path.exists(marker):
+                open(marker, "w").close()
+                distributed.get_worker().log_event("stuck", os.getpid())
+                threading.Event().wait()
+
+        return offline_features.extract_features(job, report), os.getpid()
+
+    # 0.1 s are read at once.
+    todo = jobs(folder / "recordings", tmp_path, checkpoint_seconds=0.5, chunk_mb=3000 * 16 / 2**20)
+    futures = [
+        client.submit(get_stuck_once, job, str(tmp_path / "marker") if number == 1 else os.devnull, pure=False)
+        for number, job in enumerate(todo)
+    ]
+    stuck = pids.get(timeout=TIME_LIMIT)
+    assert pathlib.Path(todo[1].results + ".partial").is_dir()
+    os.kill(stuck, signal.SIGKILL)
+    outcomes, workers = zip(*client.gather(futures))
+    assert_same_features(tmp_path, folder)
+    assert workers[1] != stuck
+    # Its recording went on at the last checkpoint, the others ran once and as a whole.
+    assert outcomes[1].seconds_done == pytest.approx(2.5)
+    assert [outcomes[number].seconds_done for number in (0, 2)] == [4.0, 4.0]
+    # The worker in its place has the limit, too.
+    assert all(outcome.limit_mb == LIMIT_MB for outcome in outcomes)
+
+
+def test_ctrl_c_leaves_what_to_go_on_with_and_no_process(alone, tmp_path):
+    folder, _ = alone
+    script = Script("--recordings", folder / "recordings", "--output", tmp_path, "--workers", "1")
+    for line in script.process.stdout:
+        if ".nwb: " in line:
+            break
+    os.killpg(script.process.pid, signal.SIGINT)  # as a terminal does
+    code, out, err = script.finish()
+    assert (code, err) == (130, "")
+    assert "interrupted; the same command goes on from here" in out
+    _, alive = psutil.wait_procs(script.others(), timeout=10.0)
+    assert alive == []
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert all(name.endswith((".zarr", ".zarr.partial")) for name in left)
+    assert any(name.endswith(".zarr") for name in left)
+
+    todo = jobs(folder / "recordings", tmp_path)
+    results = dict(offline_recordings.run_here(todo, lambda recording, seconds: None))
+    assert 0.0 in {outcome.seconds_done for outcome in results.values()}
+    assert_same_features(tmp_path, folder)
+
+
+def test_a_bad_recording_is_told_and_the_others_are_done(alone, tmp_path):
+    folder, _ = alone
+    good = next((folder / "recordings").glob("*-1.nwb"))
+    os.link(good, tmp_path / "good.nwb")
+    (tmp_path / "bad.nwb").write_bytes(good.read_bytes()[:1000])
+    out: list[object] = []
+    todo = jobs(tmp_path, tmp_path / "out")
+    for job, result in offline_recordings.run_here(todo, lambda recording, seconds: out.append((recording, seconds))):
+        assert isinstance(result, Exception) == (pathlib.Path(job.recording).name == "bad.nwb")
+    assert out == [(str(tmp_path / "good.nwb"), 4.0)]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["good.zarr"]
+
+
+def test_help_shows_the_options(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["offline_recordings.py", "--help"])
+    with pytest.raises(SystemExit) as stopped:
+        offline_recordings.main()
+    assert stopped.value.code == 0
+    out = capsys.readouterr().out
+    for name in "recordings series output workers scheduler limit checkpoint count channels seconds".split():
+        assert f"--{name}" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--workers", "0"], "--workers must be at least 1, got 0"),
+        (["--workers", "1", "--scheduler", "tcp://nowhere:1"], "give one of them"),
+        (["--recordings", "nowhere"], "--recordings nowhere is no folder"),
+        (["--limit", "much"], "--limit"),
+    ],
+)
+def test_a_wrong_option_is_named(options, named, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["offline_recordings.py", *options])
+    with pytest.raises(SystemExit) as stopped:
+        offline_recordings.main()
+    assert stopped.value.code == 2
+    assert named in capsys.readouterr().err.splitlines()[-1]

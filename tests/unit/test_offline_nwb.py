@@ -1,0 +1,191 @@
+"""Recordings read from NWB files."""
+
+import datetime
+
+import numpy as np
+import pytest
+from ezmsg.util.messages.axisarray import LinearAxis
+
+from ezmsg.mlx import NWBSource
+
+h5py = pytest.importorskip("h5py")
+pynwb = pytest.importorskip("pynwb")
+nwb = pytest.importorskip("ezmsg.nwb")
+
+RATE = 2000.0
+DATA = np.random.default_rng(0).integers(-3000, 3000, (1000, 3), dtype=np.int16)
+
+
+def write(path, *series, labels=True):
+    """A file with an electrical series for each of the keyword arguments."""
+    file = pynwb.NWBFile(
+        session_description="test",
+        identifier="test",
+        session_start_time=datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc),
+    )
+    device = file.create_device(name="device")
+    group = file.create_electrode_group(name="group", description="", location="unknown", device=device)
+    if labels:
+        file.add_electrode_column(name="label", description="name")
+    for number in range(4):
+        file.add_electrode(group=group, location="unknown", **({"label": f"e{number}"} if labels else {}))
+    for keywords in series:
+        electrodes = file.create_electrode_table_region(region=[2, 0, 3], description="some")
+        keywords = {"name": "Raw", "data": DATA, "conversion": 0.25e-6} | keywords
+        if "timestamps" not in keywords:
+            keywords = {"rate": RATE, "starting_time": 5.0} | keywords
+        keywords["data"] = pynwb.H5DataIO(keywords["data"], chunks=keywords.pop("chunks", None))
+        file.add_acquisition(pynwb.ecephys.ElectricalSeries(electrodes=electrodes, **keywords))
+    with pynwb.NWBHDF5IO(str(path), "w") as io:
+        io.write(file)
+    return path
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("nwb") / "recording.nwb", {"chunks": (64, 3)})
+
+
+def chunk_mb(n_samples):
+    return (n_samples + 0.5) * 3 * 2 / 2**20
+
+
+def test_samples_come_as_they_are_stored_under_the_times_of_the_file(file):
+    source = NWBSource(file, chunk_mb=chunk_mb(200))
+    assert (source.n_samples, source.sampling_rate) == (1000, RATE)
+    messages = list(source.read(0))
+    # 192 samples: three whole chunks of the file.
+    assert [len(message.data) for message in messages] == [192] * 5 + [40]
+    np.testing.assert_array_equal(np.concatenate([message.data for message in messages]), DATA)
+    for number, message in enumerate(messages):
+        assert message.data.dtype == np.int16
+        assert message.dims == ["time", "ch"] and message.stream_dim == "time" and message.key == "Raw"
+        assert message.axes["time"].offset == 5.0 + 192 * number / RATE
+        assert message.axes["time"].gain == 1 / RATE
+        assert list(message.axes["ch"].data) == ["e2", "e0", "e3"]
+        assert message.axes["ch"] is messages[0].axes["ch"]
+
+
+@pytest.mark.parametrize(("size", "expected"), [(63, 63), (64, 64), (1000, 960)])
+def test_messages_are_whole_chunks_of_the_file_if_those_fit(file, size, expected):
+    source = NWBSource(file, chunk_mb=chunk_mb(size))
+    assert f"read by {expected}" in source.identity
+
+
+def test_reading_goes_on_anywhere_with_the_same_messages(file):
+    source = NWBSource(file, chunk_mb=chunk_mb(192))
+    whole = list(source.read(0))
+    rest = list(source.read(384))
+    assert len(rest) == 4
+    for one, other in zip(rest, whole[2:]):
+        np.testing.assert_array_equal(one.data, other.data)
+        assert one.axes["time"] == other.axes["time"]
+
+
+def test_the_rate_needs_no_vector_of_time_stamps(file, monkeypatch):
+    """ezmsg-nwb's reader makes one when it opens a file, so that memory grows with the length."""
+    monkeypatch.setattr(nwb, "NWBSlicer", None)
+    monkeypatch.setattr(nwb, "NWBAxisArrayIterator", None)
+    assert sum(len(message.data) for message in NWBSource(file).read(0)) == 1000
+
+
+def test_the_attrs_say_how_to_get_volts(file):
+    message = next(NWBSource(file).read(0))
+    scaled = nwb.NWBScalingTransformer()(message)
+    np.testing.assert_allclose(scaled.data, DATA * 0.25e-6, rtol=1e-6)
+
+
+def test_what_is_read_equals_what_ezmsg_nwb_reads(file):
+    slicer = nwb.NWBSlicer(file, reference_clock=nwb.ReferenceClockType.UNKNOWN)
+    expected = slicer.read_by_index("Raw", 192, 384)
+    slicer.close()
+    found = list(NWBSource(file, chunk_mb=chunk_mb(192)).read(192))[0]
+    np.testing.assert_array_equal(found.data, expected.data)
+    assert found.axes["time"].offset == pytest.approx(expected.axes["time"].offset, abs=1e-12)
+    assert (found.dims, found.key, found.attrs) == (expected.dims, expected.key, expected.attrs)
+    assert found.axes["ch"] == expected.axes["ch"]
+
+
+def test_channels_without_labels_are_named_by_their_ids(tmp_path):
+    file = write(tmp_path / "recording.nwb", {}, labels=False)
+    assert list(next(NWBSource(file).read(0)).axes["ch"].data) == ["ch_2", "ch_0", "ch_3"]
+
+
+def test_each_recording_has_an_identity_of_its_own(file, tmp_path):
+    other = write(tmp_path / "recording.nwb", {"chunks": (64, 3)})
+    assert NWBSource(file).identity == NWBSource(file).identity
+    assert NWBSource(file).identity != NWBSource(other).identity
+    assert NWBSource(file).identity != NWBSource(file, chunk_mb=chunk_mb(64)).identity
+
+
+# --------------------------------------------------------------------------------------------------- time stamps
+
+
+def test_time_stamps_are_read_by_ezmsg_nwb_with_their_gaps(tmp_path):
+    timestamps = 5.0 + np.arange(1000) / RATE
+    timestamps[600:] += 1.0
+    file = write(tmp_path / "recording.nwb", {"timestamps": timestamps})
+    source = NWBSource(file, chunk_mb=chunk_mb(256))
+    assert source.n_samples == 1000
+    assert source.sampling_rate == pytest.approx(RATE, rel=1e-6)
+    messages = list(source.read(0))
+    np.testing.assert_array_equal(np.concatenate([message.data for message in messages]), DATA)
+    times = np.concatenate([message.axes["time"].value(np.arange(len(message.data))) for message in messages])
+    np.testing.assert_allclose(times, timestamps, rtol=0, atol=1e-5)
+    assert all(isinstance(message.axes["time"], LinearAxis) and len(message.data) for message in messages)
+
+    n_first_two = sum(len(message.data) for message in messages[:2])
+    rest = list(source.read(n_first_two))
+    np.testing.assert_array_equal(rest[0].data, messages[2].data)
+    assert len(rest) == len(messages) - 2
+
+
+def test_time_stamps_that_follow_no_rate_are_refused(tmp_path):
+    timestamps = np.cumsum(np.random.default_rng(0).exponential(5.0, 1000))
+    file = write(tmp_path / "recording.nwb", {"timestamps": timestamps})
+    with pytest.raises(ValueError, match="Raw has time stamps that follow no rate"):
+        NWBSource(file)
+
+
+# -------------------------------------------------------------------------------------------------------- errors
+
+
+def test_a_file_without_electrical_series_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"recording\.nwb has no electrical series\."):
+        NWBSource(write(tmp_path / "recording.nwb"))
+
+
+def test_of_several_series_one_must_be_named(tmp_path):
+    file = write(tmp_path / "recording.nwb", {"name": "Raw"}, {"name": "Lfp", "data": DATA[:10]})
+    both = "must be one of /acquisition/Lfp, /acquisition/Raw"
+    with pytest.raises(ValueError, match=f"several electrical series; series {both}"):
+        NWBSource(file)
+    with pytest.raises(ValueError, match=f"no electrical series 'Eeg'; series {both}"):
+        NWBSource(file, "Eeg")
+    assert NWBSource(file, "Lfp").n_samples == 10
+    assert NWBSource(file, "/acquisition/Raw").n_samples == 1000
+
+
+@pytest.mark.parametrize("rate", [0.0, -30000.0, np.nan])
+def test_a_rate_that_is_not_above_0_is_refused(tmp_path, rate):
+    file = write(tmp_path / "recording.nwb", {})
+    with h5py.File(file, "r+") as raw:
+        raw["acquisition/Raw/starting_time"].attrs["rate"] = rate
+    with pytest.raises(ValueError, match=f"Raw has a rate of {rate} Hz; allowed is a number above 0"):
+        NWBSource(file)
+
+
+def test_a_series_without_samples_is_refused(tmp_path):
+    file = write(tmp_path / "recording.nwb", {"data": np.empty((0, 3), np.int16)})
+    with pytest.raises(ValueError, match=r"Raw has no samples \(shape \(0, 3\)\)"):
+        NWBSource(file)
+
+
+def test_the_size_of_a_chunk_is_checked(file):
+    with pytest.raises(ValueError, match="chunk_mb must be above 0, got -1"):
+        NWBSource(file, chunk_mb=-1)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.nwb"):
+        NWBSource(tmp_path / "nowhere.nwb")

@@ -1,0 +1,374 @@
+"""Results in Zarr: what the group holds, and what of it an interruption leaves."""
+
+import contextlib
+import errno
+import os
+import shutil
+
+import numpy as np
+import pytest
+from ezmsg.util.messages.axisarray import AxisArray
+from ezmsg.util.messages.util import replace
+from helpers.offline_memory import CH_AXIS, MemorySource
+from helpers.processes import RecordedLog
+
+from ezmsg.mlx import AsArrayTransformer, EWMATransformer, RechunkSettings, ZarrSink, process_recording, zarrsink
+
+zarr = pytest.importorskip("zarr")
+pytest.importorskip("mlx.core")
+
+SOURCE = {"n_samples": 1500, "chunk": 100}
+CHUNK_MB = 256 * 16 / 2**20
+"""Of 256 rows of four float32."""
+
+
+def make_chain():
+    return [
+        AsArrayTransformer(backend="mlx", dtype="float32"),
+        EWMATransformer(time_constant=0.1),
+        AsArrayTransformer(backend="numpy"),
+    ]
+
+
+def process(path, source=None, chain=make_chain, **options):
+    return process_recording(
+        source or MemorySource(**SOURCE),
+        chain,
+        ZarrSink(path, chunk_mb=CHUNK_MB, **options),
+        rechunk=RechunkSettings(sizes=(64,)),
+        checkpoint_seconds=0.5,
+    )
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    path = tmp_path_factory.mktemp("expected") / "results.zarr"
+    process(path)
+    return contents(path)
+
+
+def contents(path):
+    group = zarr.open_group(str(path), mode="r")
+    return {name: group[name][:] for name in ("data", "time", "ch")}
+
+
+def assert_same(path, expected):
+    found = contents(path)
+    for name, values in expected.items():
+        assert found[name].dtype == values.dtype
+        np.testing.assert_array_equal(found[name], values)
+    assert sorted(entry.name for entry in path.parent.iterdir()) == [path.name]
+
+
+def test_the_group_holds_data_times_labels_and_the_recipe(tmp_path):
+    path = tmp_path / "a" / "results.zarr"
+    process(path)
+    group = zarr.open_group(str(path), mode="r")
+    assert group["data"].shape == (1500, 4) and group["data"].chunks == (256, 4)
+    assert group["data"].dtype == np.float32
+    np.testing.assert_allclose(group["time"][:], np.arange(1500) / 1000.0, rtol=0, atol=1e-12)
+    assert list(group["ch"][:]) == list(CH_AXIS.data)
+    assert [list(group[name].attrs["_ARRAY_DIMENSIONS"]) for name in ("data", "time", "ch")] == [
+        ["time", "ch"],
+        ["time"],
+        ["ch"],
+    ]
+    assert group.attrs["key"] == "noise"
+    assert "noise 0, 1500 samples" in group.attrs["recipe"]
+    assert "time_constant=0.1" in group.attrs["recipe"]
+    assert [entry.name for entry in path.parent.iterdir()] == ["results.zarr"]
+
+
+def test_results_that_are_there_are_left_alone(tmp_path, expected):
+    path = tmp_path / "results.zarr"
+    process(path)
+    before = {entry: entry.stat().st_mtime_ns for entry in path.rglob("*")}
+    done = process(path)
+    assert done.first_sample == done.n_samples
+    assert {entry: entry.stat().st_mtime_ns for entry in path.rglob("*")} == before
+    assert_same(path, expected)
+
+
+@pytest.mark.parametrize("what", ["other settings", "another recording", "something else"])
+def test_a_name_that_is_taken_is_refused_and_left_alone(tmp_path, what):
+    path = tmp_path / "results.zarr"
+    if what == "something else":
+        path.mkdir()
+        (path / "notes.txt").write_text("mine")
+    else:
+        process(path)
+    before = sorted(path.rglob("*"))
+    with pytest.raises(FileExistsError, match=r"results\.zarr"):
+        if what == "other settings":
+            process(path, chain=lambda: EWMATransformer(time_constant=0.2))
+        else:
+            process(path, MemorySource(**SOURCE, seed=1))
+    assert sorted(path.rglob("*")) == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["results.zarr"]
+
+
+# ---------------------------------------------------------------------------------------------------- interruptions
+
+
+class Killed(BaseException):
+    pass
+
+
+@contextlib.contextmanager
+def killed_at(monkeypatch, module, name, call, after=False):
+    """Raise Killed in place of (or right after) call number *call* of ``module.name``."""
+    original, left = getattr(module, name), call
+
+    def patched(*args, **kwargs):
+        nonlocal left
+        left -= 1
+        if left == 0 and not after:
+            raise Killed
+        result = original(*args, **kwargs)
+        if left == 0:
+            raise Killed
+        return result
+
+    with monkeypatch.context() as context, pytest.raises(Killed):
+        context.setattr(module, name, patched)
+        yield
+    assert left <= 0
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "call", "after", "first_sample"),
+    [
+        # Chunks of the group are full at 256, 512, ... rows; checkpoints are made at 500 and 1000 samples.
+        (ZarrSink, "_write", 1, False, 0),
+        (ZarrSink, "_write", 2, True, 500),
+        (zarrsink.pickle, "dump", 2, False, 500),
+        (zarrsink.os, "fsync", 2, False, 500),
+        (ZarrSink, "checkpoint", 2, True, 1000),
+        (ZarrSink, "commit", 1, False, 1000),
+        (zarrsink, "_sync", 1, True, 1000),
+        (zarrsink.os, "rename", 1, True, 1500),
+    ],
+)
+def test_killed_anywhere_it_goes_on_with_the_same_bits(
+    tmp_path, monkeypatch, expected, module, name, call, after, first_sample
+):
+    path = tmp_path / "results.zarr"
+    with killed_at(monkeypatch, module, name, call, after):
+        process(path)
+    assert path.exists() == (name == "rename")
+    assert process(path).first_sample == first_sample
+    assert_same(path, expected)
+
+
+def interrupted(path, monkeypatch):
+    with killed_at(monkeypatch, ZarrSink, "_write", 4, True):
+        process(path)
+
+
+@pytest.mark.parametrize("damage", ["checkpoint cut off", "chunk lost", "chunk damaged", "group gone"])
+def test_what_cannot_be_gone_on_with_is_made_anew(tmp_path, monkeypatch, expected, damage):
+    path = tmp_path / "results.zarr"
+    interrupted(path, monkeypatch)
+    partial = tmp_path / "results.zarr.partial"
+    chunk = partial / "results" / "data" / "2.0"
+    if damage == "checkpoint cut off":
+        (partial / "checkpoint").write_bytes((partial / "checkpoint").read_bytes()[:-20])
+    elif damage == "chunk lost":
+        chunk.unlink()
+    elif damage == "chunk damaged":
+        chunk.write_bytes((partial / "results" / "data" / "1.0").read_bytes())
+    else:
+        shutil.rmtree(partial / "results")
+    with RecordedLog() as log:
+        assert process(path).first_sample == 0
+    assert any("starting over" in info for info in log.infos)
+    assert_same(path, expected)
+
+
+def test_rows_after_the_checkpoint_are_dropped(tmp_path):
+    rows = np.arange(700.0).reshape(-1, 1)
+    with opened(tmp_path / "r.zarr", chunk_mb=100 * 8 / 2**20) as sink:
+        sink.append(message(rows[:250]))
+        sink.checkpoint(b"state")
+        sink.append(message(rows[250:]))
+    with opened(tmp_path / "r.zarr", b"state", chunk_mb=100 * 8 / 2**20) as sink:
+        sink.commit()
+    np.testing.assert_array_equal(zarr.open_group(str(tmp_path / "r.zarr"), mode="r")["data"][:], rows[:250])
+
+
+def test_partial_results_of_other_settings_are_made_anew(tmp_path, monkeypatch, expected):
+    path = tmp_path / "results.zarr"
+    with killed_at(monkeypatch, ZarrSink, "_write", 4, True):
+        process(path, chain=lambda: [AsArrayTransformer(backend="mlx"), EWMATransformer(time_constant=0.2)])
+    with RecordedLog() as log:
+        assert process(path).first_sample == 0
+    assert any("of other settings" in info and "starting over" in info for info in log.infos)
+    assert_same(path, expected)
+
+
+def test_a_full_disk_leaves_the_partial_results_to_go_on_with(tmp_path, monkeypatch, expected):
+    path = tmp_path / "results.zarr"
+    left, write = 6, zarr.Array.__setitem__
+
+    def write_until_full(*args):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(*args)
+
+    with monkeypatch.context() as context, pytest.raises(OSError, match="No space left"):
+        context.setattr(zarr.Array, "__setitem__", write_until_full)
+        process(path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["results.zarr.partial"]
+    assert process(path).first_sample == 500
+    assert_same(path, expected)
+
+
+# ---------------------------------------------------------------------------------------------------- two at a time
+
+
+def test_two_do_not_write_the_same_results(tmp_path):
+    sinks = [ZarrSink(tmp_path / "results.zarr") for _ in range(2)]
+    assert sinks[0].open("recipe", "fingerprint") == (False, None)
+    with pytest.raises(BlockingIOError, match=r"results\.zarr is being written by another process"):
+        sinks[1].open("recipe", "fingerprint")
+    sinks[0].close()
+    assert sinks[1].open("recipe", "fingerprint") == (False, None)
+    sinks[1].close()
+
+
+def test_a_lock_that_was_removed_meanwhile_is_none(tmp_path, monkeypatch):
+    sinks = [ZarrSink(tmp_path / "results.zarr") for _ in range(2)]
+    flock, n_removed = zarrsink.fcntl.flock, 0
+
+    def remove_and_lock(*args):
+        nonlocal n_removed
+        if n_removed < 1:
+            n_removed += 1
+            shutil.rmtree(sinks[0].partial)
+        flock(*args)
+
+    monkeypatch.setattr(zarrsink.fcntl, "flock", remove_and_lock)
+    sinks[0].open("recipe", "fingerprint")
+    with pytest.raises(BlockingIOError):
+        sinks[1].open("recipe", "fingerprint")
+    sinks[0].close()
+
+
+def test_who_waits_finds_the_results_of_the_other_or_goes_on(tmp_path, monkeypatch, expected):
+    path = tmp_path / "results.zarr"
+    first = ZarrSink(path)
+    first.open("another", "another")
+
+    def close_first(seconds):
+        first.close()
+        if finish:
+            shutil.rmtree(first.partial)
+            process(path)
+
+    monkeypatch.setattr(zarrsink.time, "sleep", close_first)
+    finish = True
+    assert process(path, wait=60.0).first_sample == 1500
+    assert_same(path, expected)
+
+    shutil.rmtree(path)
+    first.open("another", "another")
+    finish = False
+    assert process(path, wait=60.0).first_sample == 0
+    assert_same(path, expected)
+
+
+# -------------------------------------------------------------------------------------------------------- messages
+
+
+def message(data, dims=("time", "ch"), **axes):
+    axes = {"time": AxisArray.TimeAxis(fs=100.0, offset=3.0)} | axes
+    return AxisArray(data=data, dims=list(dims), axes=axes, key="k", stream_dim="time")
+
+
+@contextlib.contextmanager
+def opened(path, checkpoint=None, **options):
+    sink = ZarrSink(path, **options)
+    assert sink.open("recipe", "fingerprint") == (False, checkpoint)
+    with contextlib.closing(sink):
+        yield sink
+
+
+def test_time_comes_first_and_other_axes_keep_their_values(tmp_path):
+    data = np.arange(24.0).reshape(2, 4, 3)
+    freq = AxisArray.LinearAxis(unit="Hz", gain=2.0, offset=10.0)
+    structured = AxisArray.CoordinateAxis(data=np.array([("x",), ("y",)], [("label", "U4")]), dims=["ch"])
+    with opened(tmp_path / "r.zarr") as sink:
+        sink.append(message(data, ("ch", "time", "freq"), ch=structured, freq=freq))
+        sink.commit()
+    group = zarr.open_group(str(tmp_path / "r.zarr"), mode="r")
+    np.testing.assert_array_equal(group["data"][:], np.moveaxis(data, 1, 0))
+    assert group["data"].attrs["_ARRAY_DIMENSIONS"] == ["time", "ch", "freq"]
+    np.testing.assert_allclose(group["time"][:], [3.0, 3.01, 3.02, 3.03])
+    np.testing.assert_array_equal(group["freq"][:], [10.0, 12.0, 14.0])
+    assert list(group["ch"][:]) == ["x", "y"]
+
+
+def test_gaps_and_irregular_times_are_kept(tmp_path):
+    later = AxisArray.CoordinateAxis(data=np.array([9.0, 9.5]), dims=["time"])
+    with opened(tmp_path / "r.zarr") as sink:
+        sink.append(message(np.zeros((2, 1))))
+        sink.append(message(np.ones((2, 1)), time=later))
+        sink.commit()
+    group = zarr.open_group(str(tmp_path / "r.zarr"), mode="r")
+    np.testing.assert_allclose(group["time"][:], [3.0, 3.01, 9.0, 9.5])
+
+
+def test_mlx_data_is_converted_and_the_callers_memory_is_not_kept(tmp_path):
+    import mlx.core as mx
+
+    with opened(tmp_path / "r.zarr") as sink:
+        sink.append(message(mx.ones((2, 1), dtype=mx.bfloat16)))
+        data = np.full((2, 1), 2, np.float32)
+        sink.append(message(data))
+        data[:] = 0
+        sink.commit()
+    group = zarr.open_group(str(tmp_path / "r.zarr"), mode="r")
+    np.testing.assert_array_equal(group["data"][:, 0], [1, 1, 2, 2])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        message(np.zeros((2, 4))),
+        message(np.zeros((2, 3), np.float32)),
+        message(np.zeros((2, 3)), ("time", "bin")),
+    ],
+    ids=["shape", "dtype", "dims"],
+)
+def test_results_that_do_not_fit_those_before_are_refused(tmp_path, other):
+    with opened(tmp_path / "r.zarr") as sink:
+        sink.append(message(np.zeros((2, 3))))
+        with pytest.raises(ValueError, match="do not fit together"):
+            sink.append(other)
+
+
+def test_results_without_times_are_refused(tmp_path):
+    with opened(tmp_path / "r.zarr") as sink, pytest.raises(ValueError, match="need an axis 'time'"):
+        sink.append(replace(message(np.zeros((2, 3))), axes={}))
+
+
+def test_no_results_at_all_are_an_error(tmp_path):
+    with pytest.raises(ValueError, match="no results"):
+        process(tmp_path / "r.zarr", chain=lambda: lambda message: None)
+    assert not (tmp_path / "r.zarr").exists()
+
+
+def test_chunk_size_is_checked(tmp_path):
+    with pytest.raises(ValueError, match="chunk_mb must be above 0, got 0"):
+        ZarrSink(tmp_path / "r.zarr", chunk_mb=0)
+
+
+def test_so_much_is_kept_in_memory_and_no_more(tmp_path):
+    with opened(tmp_path / "r.zarr") as sink:
+        sink._chunk_bytes = 1000 * 8
+        for _ in range(50):
+            sink.append(message(np.zeros((300, 1))))
+            assert sum(rows.size for _, rows in sink._waiting) < 1000 + 300
+        sink.commit()
