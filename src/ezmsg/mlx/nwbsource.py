@@ -5,6 +5,7 @@ import typing
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
@@ -147,7 +148,7 @@ def _select(nwbfile: "pynwb.NWBFile", wanted: str | None, path: Path) -> "pynwb.
 def _template(series: "pynwb.ecephys.ElectricalSeries") -> AxisArray:
     """A message without samples."""
     nwb = import_extra("ezmsg.nwb")
-    np = import_extra("numpy")
+
     data, table = series.data, series.electrodes.table
     rows = np.asarray(series.electrodes.data)
     if "label" in table.colnames:
