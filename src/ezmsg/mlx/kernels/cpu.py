@@ -8,7 +8,7 @@ import mlx.core as mx
 import numba
 import numpy as np
 
-from .layout import half_a_page_on
+from .layout import scratch
 
 _compiled = numba.njit(cache=True, error_model="numpy", nogil=True)
 
@@ -17,11 +17,17 @@ _compiled = numba.njit(cache=True, error_model="numpy", nogil=True)
 def _time_first(x: np.ndarray, y: np.ndarray, z: np.ndarray, alpha: float) -> None:
     beta = 1.0 - alpha
     for outer in range(x.shape[0]):
-        for n in range(x.shape[1]):
+        for channel in range(x.shape[2]):
+            z[outer, channel] += alpha * np.float64(x[outer, 0, channel])
+            y[outer, 0, channel] = z[outer, channel]
+        # From here on *z* is the average itself: the same operations, but two thirds of the time.
+        for n in range(1, x.shape[1]):
             for channel in range(x.shape[2]):
-                average = alpha * np.float64(x[outer, n, channel]) + z[outer, channel]
-                z[outer, channel] = beta * average
+                average = alpha * np.float64(x[outer, n, channel]) + beta * z[outer, channel]
+                z[outer, channel] = average
                 y[outer, n, channel] = average
+        for channel in range(x.shape[2]):
+            z[outer, channel] *= beta
 
 
 @_compiled
@@ -83,7 +89,7 @@ def ewma(x: mx.array, alpha: float, zi: mx.array, axis: int, chunk_sizes: tuple[
         samples = np.ascontiguousarray(samples)
     # Computed beside MLX and then copied: asking MLX for a buffer to write to costs a round trip to its stream
     # (some 30 us), more than the copy.
-    y = half_a_page_on(outer * n_samples * inner).reshape(outer, n_samples, inner)
+    y = scratch(outer * n_samples * inner).reshape(outer, n_samples, inner)
     zf = np.empty((outer, 2, inner), np.float32)
     _ewma(samples.reshape(y.shape), y, np.asarray(zi).reshape(zf.shape), zf, alpha)
     return mx.array(y.reshape(shape)), mx.array(zf.reshape(zi.shape))

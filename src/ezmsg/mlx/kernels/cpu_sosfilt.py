@@ -9,7 +9,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from .layout import LARGEST_SAMPLE, half_a_page_on
+from .layout import LARGEST_SAMPLE, scratch
 
 BLOCK = 4096
 """Samples that go through all sections together: 32 KiB of float64, which the caches next to the core hold."""
@@ -140,7 +140,7 @@ def sosfilt(
     samples = np.ascontiguousarray(x).reshape(outer, n_samples, inner)
     states = np.ascontiguousarray(zi).reshape(len(sos), outer, 4, inner)
     # Computed beside MLX and then copied: see ezmsg.mlx.kernels.cpu.
-    y = half_a_page_on(samples.size).reshape(samples.shape)
+    y = scratch(samples.size).reshape(samples.shape)
     zf = np.empty_like(states)
     if inner == 1:
         _filter(samples.T, y.T, states.transpose(0, 3, 2, 1), zf.transpose(0, 3, 2, 1), sos, min(outer, COLUMN))

@@ -7,6 +7,7 @@ halves of all values along an axis, then the second halves.
 from __future__ import annotations
 
 import math
+import threading
 
 import mlx.core as mx
 import numpy as np
@@ -37,14 +38,34 @@ def two_sum(a: mx.array, b: mx.array) -> tuple[mx.array, mx.array]:
     return total, (a - (total - from_b)) + (b - from_b)
 
 
-def half_a_page_on(size: int) -> npt.NDArray[np.float32]:
-    """Memory for *size* float32 that begins half a page into a page.
+_PAGE = 4096
+
+KEPT_FLOATS = 1 << 18
+"""Float32 values that :func:`scratch` keeps memory for, in each thread (1 MiB): a message of 1024 samples of 256
+channels. Memory that is still in the processor's cache saves a tenth of the time of a short message."""
+
+_kept = threading.local()
+
+
+def scratch(size: int) -> npt.NDArray[np.float32]:
+    """Memory for *size* float32 to compute in and copy from, before the next call in this thread."""
+    if size > KEPT_FLOATS:
+        return _half_a_page_on(size)
+    try:
+        return _kept.memory[:size]
+    except AttributeError:
+        _kept.memory = _half_a_page_on(KEPT_FLOATS)
+        return _kept.memory[:size]
+
+
+def _half_a_page_on(size: int) -> npt.NDArray[np.float32]:
+    """Memory that begins half a page into a page.
 
     Large buffers of MLX and numpy begin 24 and 16 bytes into one. A copy between such neighbours is ten times slower
     on AMD Zen, where glibc's memcpy takes `rep movsb` and the target lies just above the source in its page.
     """
-    memory = np.empty(size + 1024, np.float32)
-    start = (2048 - memory.__array_interface__["data"][0]) % 4096 // 4
+    memory = np.empty(size + _PAGE // 4, np.float32)
+    start = (_PAGE // 2 - memory.__array_interface__["data"][0]) % _PAGE // 4
     return memory[start : start + size]
 
 
