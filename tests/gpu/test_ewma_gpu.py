@@ -1,36 +1,26 @@
-"""The cases of the moving average, on the kernels of the GPU; and sizes that only a GPU is tried with."""
+"""The cases of the moving average alone, on the kernels of the GPU; and sizes that only a GPU is tried with."""
 
 import numpy as np
 import pytest
-from helpers.ewma_cases import CASES, alpha_of, check_close, in_pieces, noise, reference, zero_state
+from helpers.ewma_cases import OWN_CASES, alpha_of, reference, zero_state
+from helpers.recurrences import EWMA, check_close, noise
 
 mx = pytest.importorskip("mlx.core")
 
-import ezmsg.mlx.ewma as module  # noqa: E402
 from ezmsg.mlx.ewma import ewma  # noqa: E402
 
 
 @pytest.mark.parametrize("path", ["cuda", "plain"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", OWN_CASES)
 def test_case(case, path):
-    CASES[case](path)
-
-
-def test_cuda_is_what_a_gpu_takes_by_itself():
-    assert module._select_path() == "cuda"
-    default = mx.default_device()
-    mx.set_default_device(mx.cpu)
-    try:
-        assert module._select_path() == "cpu"
-    finally:
-        mx.set_default_device(default)
+    OWN_CASES[case](path)
 
 
 @pytest.mark.parametrize("n_channels", [1, 2, 3, 31, 32, 33, 100, 257, 70000])
 @pytest.mark.parametrize("n_samples", [1, 31, 32, 33, 511, 512, 513, 1025])
 def test_any_size(n_samples, n_channels):
     x, alpha = noise(n_samples, n_channels) + 5, alpha_of(0.01)
-    y, zf = ewma(mx.array(x), alpha, zero_state(x.shape, 0), axis=0)
+    y, zf = ewma(mx.array(x), alpha, zero_state(x.shape), axis=0)
     expected = reference(x, alpha)
     check_close(y, expected)
     check_close(np.array(zf).astype(np.float64).sum(0).astype(np.float32), (1 - alpha) * expected[-1])
@@ -39,5 +29,5 @@ def test_any_size(n_samples, n_channels):
 @pytest.mark.parametrize("time_constant", [0.01, 1.0, 60.0, 300.0])
 def test_long_messages_follow_float64(time_constant):
     x, alpha = noise(300000, 4) + 5, alpha_of(time_constant)
-    y, _ = in_pieces(mx.array(x), [299990], alpha, zero_state(x.shape, 0), "cuda")
+    y, _ = EWMA.in_pieces(mx.array(x), [299990], alpha, zero_state(x.shape), "cuda")
     check_close(y, reference(x, alpha))

@@ -13,11 +13,11 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from ezmsg.mlx.ewma import EWMATransformer, ewma
+from ezmsg.mlx.ewma import EWMATransformer
 
 from .recurrence_cases import CASES as GENERAL_CASES
 from .recurrences import EWMA, FS, ULP, Cases, alpha_of, check_close, noise
-from .transformers import filtered, message, using
+from .transformers import filtered, using
 
 OWN_CASES = Cases()
 
@@ -30,6 +30,11 @@ def state_of(average: npt.ArrayLike, alpha: float, axis: int = 0) -> mx.array:
     exact = (1.0 - alpha) * np.asarray(average, np.float64)
     rounded = exact.astype(np.float32)
     return mx.array(np.concatenate([rounded, (exact - rounded).astype(np.float32)], axis=axis))
+
+
+def zero_state(shape: tuple[int, ...]) -> mx.array:
+    """The state of length 2 for data of *shape*, time first."""
+    return mx.zeros(EWMA.state_shape(shape, 0, pair=True))
 
 
 def reference(x: npt.ArrayLike, alpha: float, axis: int = 0) -> npt.NDArray[np.float64]:
@@ -51,7 +56,7 @@ def step_response_has_the_time_constant(path: str, time_constant: float) -> None
     n, alpha = 60000, alpha_of(time_constant)
     x = mx.full((n, 1), 7.0)
     expected = -7.0 * np.expm1(-np.arange(1, n + 1) / (FS * time_constant))
-    y, _ = EWMA.in_pieces(x, [300, 1024, 1, 5000], alpha, zero_state(x.shape, 0), path)
+    y, _ = EWMA.in_pieces(x, [300, 1024, 1, 5000], alpha, zero_state(x.shape), path)
     np.testing.assert_allclose(y[:, 0], expected, rtol=1e-3)
 
 
@@ -79,8 +84,9 @@ def constant_stays_constant(path: str, time_constant: float) -> None:
 def alpha_of_one_is_the_identity(path: str) -> None:
     assert alpha_of(1e-9) == 1.0
     x = noise(3000, 3)
-    for length in (1, 2):
-        y, zf = EWMA.in_pieces(mx.array(x), [1, 999], 1.0, zero_state(x.shape, 0, length), path)
+    for pair in (False, True):
+        zi = mx.zeros(EWMA.state_shape(x.shape, 0, pair=pair))
+        y, zf = EWMA.in_pieces(mx.array(x), [1, 999], 1.0, zi, path)
         check_close(y, x, ULP)
         assert not np.array(zf).any()
 
@@ -88,19 +94,19 @@ def alpha_of_one_is_the_identity(path: str) -> None:
 # ------------------------------------------------------------------------------------- samples that are not finite
 
 
-@OWN_CASES.add(bad=BAD)
-def bad_sample_comes_out_as_it_is_and_its_channel_goes_on(path: str, bad: float) -> None:
+@OWN_CASES.add(bad=[math.nan, math.inf, -math.inf])
+def bad_sample_is_worth_one_more_or_less(path: str, bad: float) -> None:
+    # Of a memory of 300.
     alpha, x = alpha_of(0.01), noise(2100, 5) + 3
-    clean, _ = EWMA.in_pieces(mx.array(x), [300] * 6, alpha, state_of(np.full((1, 5), 3.0), alpha), path)
-    # The first sample of all, the last of a message, in a row, and in the middle, each in a channel of its own.
-    where = (np.array([0, 299, 700, 701, 702, 1000]), np.array([0, 1, 2, 2, 2, 3]))
-    x[where] = bad
-    y, zf = EWMA.in_pieces(mx.array(x), [300] * 6, alpha, state_of(np.full((1, 5), 3.0), alpha), path)
-    np.testing.assert_array_equal(y[where], np.full(6, bad, np.float32))
+    run = functools.partial(
+        EWMA.in_pieces, lengths=[300] * 6, coefficients=alpha, zi=state_of(np.full((1, 5), 3.0), alpha), path=path
+    )
+    clean, _ = run(mx.array(x))
+    rows = [0, 299, 700, 701, 702, 1000]
+    x[rows, [0, 1, 2, 2, 2, 3]] = bad
+    y, _ = run(mx.array(x))
     np.testing.assert_array_equal(y[:, 4], clean[:, 4])
-    assert np.isfinite(y).sum() == y.size - 6 and np.isfinite(np.array(zf)).all()
-    # Each bad sample is worth one sample more or less of a memory of 300.
-    np.testing.assert_allclose(np.delete(y, [0, 299, 700, 701, 702, 1000], 0).mean(0), clean.mean(0), atol=0.02)
+    np.testing.assert_allclose(np.delete(y, rows, 0).mean(0), clean.mean(0), atol=0.02)
     np.testing.assert_allclose(y[-1], clean[-1], atol=0.01)
 
 
@@ -108,7 +114,7 @@ def bad_sample_comes_out_as_it_is_and_its_channel_goes_on(path: str, bad: float)
 def samples_at_the_ends_of_float32_do_no_lasting_harm(path: str, alpha: float) -> None:
     largest = np.finfo(np.float32).max
     x = np.repeat(np.array([1, largest, -largest, largest, *[1] * 8], np.float32), 1024)[:, None]
-    y, zf = EWMA.in_pieces(mx.array(x), [1024] * 11, alpha, zero_state(x.shape, 0), path)
+    y, zf = EWMA.in_pieces(mx.array(x), [1024] * 11, alpha, zero_state(x.shape), path)
     assert np.isfinite(y).all() and np.isfinite(np.array(zf)).all()
     np.testing.assert_allclose(y[-1], 1.0, rtol=1e-6)
 
@@ -178,3 +184,15 @@ def bad_samples_do_not_count_in_the_correction(path: str) -> None:
     np.testing.assert_allclose(y[finite, 0], corrected(x[finite, 0], alpha_of(1.0)), rtol=1e-3)
 
 
+@OWN_CASES.add(dtype=["bool_", "int8", "int16", "int32", "float16", "bfloat16", "float64"])
+def transformer_takes_any_real_dtype_and_leaves_it_as_it_is(path: str, dtype: str) -> None:
+    values = np.random.default_rng(0).integers(0, 2 if dtype == "bool_" else 100, (300, 3)).astype(np.float32)
+    x = mx.array(values).astype(getattr(mx, dtype), stream=mx.cpu)
+    with using(path):
+        check_close(filtered(EWMATransformer(time_constant=0.01), x), corrected(values, alpha_of(0.01)))
+    assert str(x.dtype) == f"mlx.core.{dtype.rstrip('_')}"
+    np.testing.assert_array_equal(np.array(x.astype(mx.float32, stream=mx.cpu)), values)
+
+
+CASES = {**{name: functools.partial(case, EWMA) for name, case in GENERAL_CASES.items()}, **OWN_CASES}
+"""All, for kernels that only this recurrence has."""

@@ -210,6 +210,7 @@ def test_missing_metrics_are_nan_and_told_once(monkeypatch, macos):
     macos.status = -1
     mlx = fake_mlx(cuda=False)
     monkeypatch.setitem(sys.modules, "mlx.core", mlx)
+    monkeypatch.setattr(memory, "cache_limit", lambda: CacheLimit(None, "default"))
     with RecordedLog() as log:
         for _ in range(3):
             snapshot = memory_snapshot()

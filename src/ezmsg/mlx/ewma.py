@@ -20,6 +20,7 @@ from .convert import is_mlx_array
 from .recurrence import (
     Path,
     as_float32,
+    check_mlx,
     check_path,
     is_same_rate,
     sampling_period,
@@ -88,9 +89,7 @@ def ewma(
         raise ValueError(f"alpha is {alpha!r}; allowed is a number > 0 and <= 1.")
     if path is not None:
         check_path(path)
-    for name, array in (("x", x), ("zi", zi)):
-        if not isinstance(array, mx.array) and (name == "x" or array is not None):
-            raise TypeError(f"{name} is a {type(array).__name__}; allowed is an MLX array.")
+    check_mlx(x=x, zi=zi)
     shape = x.shape
     n_dims = len(shape)
     if not -n_dims <= axis < n_dims:

@@ -49,6 +49,19 @@ def check_path(path: str | None) -> None:
         raise ValueError(f"path is {path!r}; allowed are {', '.join(get_args(Path))} and None.")
 
 
+def check_mlx(x: mx.array, zi: mx.array | None) -> None:
+    """
+    Raises:
+        TypeError: *x* or *zi* is no MLX array; *zi* may be None.
+    """
+    import mlx.core as mx
+
+    if not isinstance(x, mx.array):
+        raise TypeError(f"x is a {type(x).__name__}; allowed is an MLX array.")
+    if zi is not None and not isinstance(zi, mx.array):
+        raise TypeError(f"zi is a {type(zi).__name__}; allowed are an MLX array and None.")
+
+
 @functools.cache
 def kernels(name: str) -> ModuleType:
     """The module *name* of :mod:`ezmsg.mlx.kernels`, imported at the first use, since it compiles or needs MLX."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from .recurrence import Path, as_float32, check_path, default_path, kernels
+from .recurrence import Path, as_float32, check_mlx, check_path, default_path, kernels
 from .scan import normalize_chunk_sizes
 
 if TYPE_CHECKING:
@@ -93,11 +93,12 @@ def sosfilt(
 
     Raises:
         ValueError: *sos*, *axis*, *chunk_sizes*, *path* or the shape of *zi* is not as above.
-        TypeError: *x* or *zi* is complex.
+        TypeError: *x* or *zi* is complex, or no MLX array.
     """
     import mlx.core as mx
 
     check_path(path)
+    check_mlx(x=x, zi=zi)
     sections = check_sos(sos)
     if not -x.ndim <= axis < x.ndim:
         raise ValueError(f"axis is {axis}; x of shape {x.shape} has {x.ndim} dimensions.")

@@ -1,0 +1,26 @@
+"""The cases of all recurrences, on the kernels of the GPU."""
+
+import pytest
+from helpers.recurrence_cases import CASES
+from helpers.recurrences import RECURRENCES
+
+mx = pytest.importorskip("mlx.core")
+
+
+@pytest.mark.parametrize("path", ["cuda", "plain"])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("recurrence", RECURRENCES)
+def test_case(recurrence, case, path):
+    CASES[case](RECURRENCES[recurrence], path)
+
+
+@pytest.mark.parametrize("recurrence", RECURRENCES)
+def test_cuda_is_what_a_gpu_takes_by_itself(recurrence):
+    select_path = RECURRENCES[recurrence].select_path
+    assert select_path() == "cuda"
+    default = mx.default_device()
+    mx.set_default_device(mx.cpu)
+    try:
+        assert select_path() == "cpu"
+    finally:
+        mx.set_default_device(default)

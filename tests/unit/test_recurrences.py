@@ -1,0 +1,182 @@
+"""All recurrences: the cases common to all paths on the two that run anywhere, arguments, path, and memory."""
+
+import re
+import sys
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+mx = pytest.importorskip("mlx.core")
+
+from helpers.recurrence_cases import CASES  # noqa: E402
+from helpers.recurrences import RECURRENCES, Recurrence, check_close, noise  # noqa: E402
+
+import ezmsg.mlx.recurrence as module  # noqa: E402
+
+PATHS = ["cpu", "plain"]
+
+
+@pytest.fixture(params=RECURRENCES)
+def recurrence(request) -> Recurrence:
+    return RECURRENCES[request.param]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("case", CASES)
+def test_case(recurrence, case, path):
+    CASES[case](recurrence, path)
+
+
+# --------------------------------------------------------------------------------------------------------- arguments
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (5,), ()])
+def test_axis_must_be_one_of_the_data(recurrence, shape):
+    for axis in (len(shape), -len(shape) - 1):
+        with pytest.raises(ValueError, match=f"axis is {axis}"):
+            recurrence.function(mx.zeros(shape), recurrence.short, axis=axis)
+
+
+@pytest.mark.parametrize("n", [0, 5])
+def test_state_of_another_shape_is_refused(recurrence, n):
+    single, pair = (recurrence.state_shape((n, 3), 0, pair=pair) for pair in (False, True))
+    axis = recurrence.state_axis(0)
+    wrong = [single[:-1], (1, *single), (*single, 1), (*single[:-1], 4), (single[0] + 2, *single[1:])]
+    wrong += [(*single[:axis], length, 3) for length in (0, 3, 5)]
+    for shape in wrong:
+        with pytest.raises(ValueError, match=f"zi has shape .*{re.escape(str(single))}.*{re.escape(str(pair))}"):
+            recurrence.function(mx.zeros((n, 3)), recurrence.short, mx.zeros(shape), axis=0)
+
+
+@pytest.mark.parametrize("sizes", [(), (0,), (1025,), (32.0,), (True,), 32, None], ids=repr)
+def test_bad_chunk_sizes_are_refused_on_every_path(recurrence, sizes):
+    for path in PATHS:
+        with pytest.raises(ValueError, match="chunk_sizes is "):
+            recurrence.function(mx.zeros((5,)), recurrence.short, chunk_sizes=sizes, path=path)
+
+
+@pytest.mark.parametrize("path", ["gpu", "", "CPU", "sosfilt"])
+def test_unknown_path_is_refused_with_those_known(recurrence, path):
+    with pytest.raises(ValueError, match=f"path is '{path}'.*cpu.*metal.*plain"):
+        recurrence.function(mx.zeros((5,)), recurrence.short, path=path)
+
+
+@pytest.mark.parametrize("name", ["x", "zi"])
+def test_arrays_of_other_libraries_are_refused(recurrence, name):
+    zi = mx.zeros(recurrence.state_shape((5,), 0, pair=False))
+    arrays = {"x": mx.zeros((5,)), "zi": zi, name: np.zeros(5, np.float32)}
+    with pytest.raises(TypeError, match=f"{name} is a ndarray.*MLX array"):
+        recurrence.function(arrays["x"], recurrence.short, arrays["zi"])
+
+
+@pytest.mark.parametrize("n", [0, 5])
+def test_complex_data_and_state_are_refused(recurrence, n):
+    x = mx.zeros((n, 3))
+    with pytest.raises(TypeError, match="complex64"):
+        recurrence.function(x.astype(mx.complex64), recurrence.short, axis=0)
+    zi = mx.zeros(recurrence.state_shape(x.shape, 0, pair=False), dtype=mx.complex64)
+    with pytest.raises(TypeError, match="complex64"):
+        recurrence.function(x, recurrence.short, zi, axis=0)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("shape", "axis"), [((0, 3), 0), ((3, 0), 1), ((2, 0, 3), 1), ((5, 0), 0), ((0,), -1)])
+def test_no_samples_or_no_channels_give_an_empty_float32_and_the_state_unchanged(recurrence, path, shape, axis):
+    for pair in (False, True):
+        zi = mx.full(recurrence.state_shape(shape, axis, pair=pair), 0.5)
+        y, zf = recurrence.function(mx.zeros(shape, dtype=mx.int16), recurrence.short, zi, axis=axis, path=path)
+        assert (y.shape, y.dtype) == (shape, mx.float32)
+        np.testing.assert_array_equal(np.array(zf), np.array(zi))
+    _, zf = recurrence.function(mx.zeros(shape), recurrence.short, axis=axis, path=path)
+    assert zf.shape == recurrence.state_shape(shape, axis, pair=recurrence.starts_with_a_pair)
+
+
+# -------------------------------------------------------------------------------------------------------------- path
+
+
+@pytest.fixture
+def taken(recurrence, monkeypatch) -> list[str]:
+    """The paths whose kernels ran, up to now; no real ones do."""
+    paths: list[str] = []
+
+    def stand_in(path: str) -> SimpleNamespace:
+        def run(x, coefficients, zi, axis, chunk_sizes):
+            paths.append(path)
+            return x, zi
+
+        return SimpleNamespace(**{recurrence.name: run})
+
+    for path in ("cpu", "cuda", "metal", "plain"):
+        monkeypatch.setitem(sys.modules, f"ezmsg.mlx.kernels.{recurrence.kernels.format(path)}", stand_in(path))
+    module.kernels.cache_clear()
+    yield paths
+    module.kernels.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("device", "cuda", "metal", "expected"),
+    [
+        (mx.cpu, False, False, "cpu"),
+        (mx.cpu, True, False, "cpu"),
+        (mx.cpu, False, True, "cpu"),
+        (mx.gpu, True, False, "cuda"),
+        (mx.gpu, False, True, "metal"),
+        (mx.gpu, False, False, "plain"),
+    ],
+)
+def test_path_follows_the_default_device_at_call_time(recurrence, taken, monkeypatch, device, cuda, metal, expected):
+    recurrence.function(mx.zeros((5,)), recurrence.short)
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(device, 0))
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(mx.metal, "is_available", lambda: metal)
+    monkeypatch.setattr(module, "_gpu_path", module._gpu_path.__wrapped__)
+    for path in (None, "plain", "metal"):
+        recurrence.function(mx.zeros((5,)), recurrence.short, path=path)
+    on_metal = recurrence.metal_path
+    assert taken[1:] == [on_metal if expected == "metal" else expected, "plain", on_metal]
+
+
+# --------------------------------------------------------------------------------------------------------- ownership
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("n", [1, 32, 40, 1024, 1500])
+def test_results_share_no_memory_with_the_arguments_or_each_other(recurrence, path, n):
+    for pair in (False, True):
+        x, zi = mx.array(noise(n, 3)), mx.array(noise(*recurrence.state_shape((n, 3), 0, pair=pair)))
+        y, zf = recurrence.function(x, recurrence.short, zi, axis=0, path=path)
+        mx.eval(y, zf)
+        # np.asarray of an MLX array is a writable window into it.
+        windows = [np.asarray(array) for array in (x, zi, y, zf)]
+        for i, a in enumerate(windows):
+            assert not any(np.shares_memory(a, b) for b in windows[i + 1 :])
+        expected = np.array(y), np.array(zf)
+        windows[0][:] = windows[1][:] = 99
+        np.testing.assert_array_equal(np.array(y), expected[0])
+        np.testing.assert_array_equal(np.array(zf), expected[1])
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_what_was_made_in_one_thread_serves_another(recurrence, path):
+    x, coefficients, results = mx.array(noise(100, 3)), recurrence.unused, []
+
+    def first():
+        y, zf = recurrence.function(x, coefficients, axis=0, path=path)
+        mx.eval(y, zf)
+        results.extend((np.array(y), zf))
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    thread.join()
+    y, _ = recurrence.function(x, coefficients, results[1], axis=0, path=path)
+    expected, _ = recurrence.reference(np.tile(np.array(x), (2, 1)), coefficients)
+    check_close(np.concatenate([results[0], np.array(y)]), expected)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_cpu_result_is_contiguous(recurrence, axis):
+    # With rows apart, whatever is computed from it next takes several times as long.
+    y, _ = recurrence.function(mx.array(noise(5, 6, 7)), recurrence.short, axis=axis, path="cpu")
+    assert np.asarray(y).flags.c_contiguous
