@@ -115,6 +115,7 @@ class Sink(ez.Unit):
         self.memory: list[tuple[float, MemorySnapshot]] = []
         self.meter = shared.Meter()
         self.progress = shared.ProgressLine(self.SETTINGS.stream.duration)
+        self.has_last_bin = False
         self.complete = threading.Event()
 
     @ez.subscriber(INPUT_FEATURES)
@@ -126,7 +127,8 @@ class Sink(ez.Unit):
         # A bin that the stream ends in is never sent: this message is the last if the stream cannot fill another bin.
         n_bins = math.ceil(shared.end_of(message) / shared.BIN.bin_duration - 1e-6)
         if not self.SETTINGS.fills(n_bins + 1):
-            self.complete.set()
+            self.has_last_bin = True
+            self._end_if_complete()
 
     @ez.subscriber(INPUT_MEMORY)
     async def on_memory(self, message: AxisArray) -> None:
@@ -134,6 +136,12 @@ class Sink(ez.Unit):
         self.memory.append((message.axes["time"].offset, snapshot))
         if self.SETTINGS.monitor:
             self.progress.memory = snapshot
+        self._end_if_complete()
+
+    def _end_if_complete(self) -> None:
+        # A short stream may be over before the first row of the monitor has come.
+        if self.has_last_bin and self.memory:
+            self.complete.set()
 
     @ez.main
     def wait(self) -> None:

@@ -166,6 +166,7 @@ def test_of_several_series_one_must_be_named(tmp_path):
     assert NWBSource(file, "/acquisition/Raw").n_samples == 1000
 
 
+@pytest.mark.filterwarnings("ignore:.*[rR]ate:UserWarning:pynwb")
 @pytest.mark.parametrize("rate", [0.0, -30000.0, np.nan])
 def test_a_rate_that_is_not_above_0_is_refused(tmp_path, rate):
     file = write(tmp_path / "recording.nwb", {})
