@@ -18,7 +18,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..scan import chunked_scan
-from .cuda_lookback import LANES, LOOK_BACK, blocks, nothing_told
+from .cuda_lookback import LANES, LOOK_BACK, PLACE, blocks, nothing_told
 from .layout import time_back, time_first
 
 SAMPLES = 32
@@ -69,22 +69,10 @@ __device__ Before state_before(const float* zi, size_t channel, size_t n_channel
 }  // namespace
 """
 
-_PLACE = r"""
-  size_t n = x_shape[0];
-  size_t n_channels = x_shape[1];
-  size_t n_groups = (n_channels + LANES - 1) / LANES;
-  size_t tile = blockIdx.x / n_groups;
-  size_t group = blockIdx.x % n_groups;
-  int thread = threadIdx.y;
-  int lane = threadIdx.x;
-  size_t channel = group * LANES + lane;
-  bool active = channel < n_channels;
-  if (!active) channel = n_channels - 1;
+_ALONE = r"""
   double alpha = double(coefficients[0]) + double(coefficients[1]);
   float alpha_f = coefficients[0];
   float beta_f = coefficients[5];
-
-  size_t first = tile * TILE + thread * SAMPLES;
   float samples[SAMPLES];
   load<SAMPLES>(x, first, n, channel, n_channels, samples);
   Before before = state_before(zi, channel, n_channels, alpha);
@@ -179,7 +167,8 @@ def _kernel(lone: bool, lanes: int):  # noqa: ANN202 - an opaque callable of MLX
         output_names=["y", "zf"],
         header=_COMMON + LOOK_BACK * (not lone),
         source="".join(f"constexpr int {key} = {value};\n" for key, value in constants.items())
-        + _PLACE
+        + PLACE
+        + _ALONE
         + (_LONE if lone else _LINK)
         + _RESULT,
     )

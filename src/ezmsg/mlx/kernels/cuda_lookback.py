@@ -19,6 +19,21 @@ import numpy as np
 LANES = 32
 """Channels of a block for a long message: the threads of a warp."""
 
+PLACE = r"""
+  size_t n = x_shape[0];
+  size_t n_channels = x_shape[1];
+  size_t n_groups = (n_channels + LANES - 1) / LANES;
+  size_t tile = blockIdx.x / n_groups;
+  int thread = threadIdx.y;
+  int lane = threadIdx.x;
+  size_t channel = blockIdx.x % n_groups * LANES + lane;
+  bool active = channel < n_channels;
+  if (!active) channel = n_channels - 1;
+  size_t first = tile * TILE + thread * SAMPLES;
+"""
+"""What a thread works on: the samples from number ``first`` on of ``channel``. Beyond the last channel it repeats that
+one and writes nothing."""
+
 LOOK_BACK = r"""
 namespace {
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from ..scan import chunked_scan
 from .cuda import grid_size
-from .cuda_lookback import LANES, LOOK_BACK, blocks, nothing_told
+from .cuda_lookback import LANES, LOOK_BACK, PLACE, blocks, nothing_told
 from .cuda_sosfilt_source import HEADER, LONE, LONG
 from .layout import time_back, time_first
 
@@ -51,7 +51,7 @@ MAX_SECTIONS = 2
 def _kernel(name: str, **constants: int):  # noqa: ANN202 - an opaque callable of MLX
     inputs, outputs, source = {
         "lone": (["x", "zi", "table"], ["y", "zf"], LONE),
-        "long": (["x", "zi", "table", "told"], ["y", "zf"], LONG),
+        "long": (["x", "zi", "table", "told"], ["y", "zf"], PLACE + LONG),
     }[name]
     return mx.fast.cuda_kernel(
         name=f"ezmsg_mlx_sosfilt_{name}_" + "_".join(map(str, constants.values())),

@@ -2,6 +2,7 @@
 
 Constants that it leaves open: SECTIONS; SAMPLES that a thread keeps in registers; LANES and THREADS of a block along
 channels and time; TILE, the samples of a block of a longer message.
+:data:`LONG` follows :data:`ezmsg.mlx.kernels.cuda_lookback.PLACE`.
 """
 
 from .layout import LARGEST_SAMPLE
@@ -224,19 +225,6 @@ LONE = r"""
 
 LONG = r"""
   constexpr int SIZE = 2 * SECTIONS;
-  size_t n = x_shape[0];
-  size_t n_channels = x_shape[1];
-  size_t n_tiles = (n + TILE - 1) / TILE;
-  size_t n_groups = (n_channels + LANES - 1) / LANES;
-  size_t tile = blockIdx.x / n_groups;
-  size_t group = blockIdx.x % n_groups;
-  int thread = threadIdx.y;
-  int lane = threadIdx.x;
-  size_t channel = group * LANES + lane;
-  bool active = channel < n_channels;
-  if (!active) channel = n_channels - 1;
-
-  size_t first = tile * TILE + thread * SAMPLES;
   constexpr int STRIDE = THREADS * LANES;
   __shared__ float samples_of_all[SAMPLES * STRIDE];
   float* samples = samples_of_all + thread * LANES + lane;
@@ -286,7 +274,7 @@ LONG = r"""
       [&](int n_taken, const double* of_others, double* state) {
         go_on<SECTIONS>(shared, true, n_taken, TILE, of_others, state);
       });
-  if (thread == 0 && active && tile == n_tiles - 1) {
+  if (thread == 0 && active && tile == (n - 1) / TILE) {
     #pragma unroll
     for (int i = 0; i < SIZE; ++i) set_state(zf, i, channel, n_channels, afters[i][lane]);
   }
