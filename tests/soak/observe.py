@@ -15,6 +15,8 @@ import time
 import psutil
 from ezmsg.core.graphcontext import GraphContext
 
+from soak.settings import VISITED
+
 SHARED_MEMORY = pathlib.Path("/dev/shm")
 MIB = 1 << 20
 
@@ -130,8 +132,9 @@ class Visitor:
 
     TOPIC = "CHAIN/SHOW/OUTPUT_ROWS"
 
-    def __init__(self, address: tuple[str, int], observer: Observer) -> None:
+    def __init__(self, address: tuple[str, int], folder: pathlib.Path, observer: Observer) -> None:
         self.address = address
+        self.folder = folder
         self.observer = observer
         self.rows: list[int] = []
         """Rows that came in each visit."""
@@ -163,3 +166,4 @@ class Visitor:
         # Otherwise the graph ended meanwhile.
         if len(self.observer.running()) == 3:
             self.rows.append(n_rows)
+            (self.folder / VISITED).touch()

@@ -94,7 +94,7 @@ def soak(options: argparse.Namespace) -> int:
         environment = os.environ | {"EZMSG_DISABLE_BACKPRESSURE_WARNING": "1"}
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
         observer = Observer(process.pid, pathlib.Path(folder), min(SETTLED_AFTER, seconds / 3))
-        visitor = Visitor(("127.0.0.1", port), observer)
+        visitor = Visitor(("127.0.0.1", port), pathlib.Path(folder), observer)
         threads = [threading.Thread(target=target, daemon=True) for target in (observer.run, visitor.run)]
         for thread in threads:
             thread.start()

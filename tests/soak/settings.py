@@ -11,6 +11,12 @@ LIMITS_MB = (16.0, 6.0)
 POWER_SECONDS = (0.1, 0.02)
 """Time constants of the last average that are set in turns."""
 
+VISITED = "visited"
+"""File in the folder of a run that is there once the monitor has had a visitor."""
+
+VISITOR_WITHIN = 45.0
+"""Seconds that the source goes on for, at most, if there was none when its time is up."""
+
 
 class SoakSettings(ez.Settings):
     folder: str
