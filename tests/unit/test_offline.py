@@ -451,3 +451,10 @@ def test_libraries_of_the_extra_are_loaded_when_they_are_needed_and_named_when_t
         'This needs zarr: pip install "ezmsg-mlx[offline]".',
         'This needs pynwb: pip install "ezmsg-mlx[offline]".',
     ]
+
+
+@pytest.mark.parametrize("argument", ["source", "sink"])
+def test_a_path_instead_of_a_source_or_sink_is_refused(argument):
+    given = {"source": MemorySource.__new__(MemorySource), "sink": MemorySink(), argument: "session.nwb"}
+    with pytest.raises(TypeError, match=f"{argument} must be such as NWBSource or ZarrSink, got 'session.nwb'"):
+        process_recording(given["source"], list, given["sink"])

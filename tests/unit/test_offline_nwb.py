@@ -69,7 +69,7 @@ def test_samples_come_as_they_are_stored_under_the_times_of_the_file(file):
 @pytest.mark.parametrize(("size", "expected"), [(63, 63), (64, 64), (1000, 960)])
 def test_messages_are_whole_chunks_of_the_file_if_those_fit(file, size, expected):
     source = NWBSource(file, chunk_mb=chunk_mb(size))
-    assert f"read by {expected}" in source.identity
+    assert f"read {expected} samples at a time" in source.identity
 
 
 def test_reading_goes_on_anywhere_with_the_same_messages(file):
@@ -190,3 +190,12 @@ def test_the_size_of_a_chunk_is_checked(file):
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nowhere\.nwb"):
         NWBSource(tmp_path / "nowhere.nwb")
+
+
+def test_a_file_that_is_no_nwb_file_is_named(tmp_path):
+    file = tmp_path / "text.nwb"
+    file.write_text("not a recording")
+    with pytest.raises(ValueError, match="text.nwb is no NWB file"):
+        NWBSource(file)
+    with pytest.raises(FileNotFoundError, match="absent.nwb"):
+        NWBSource(tmp_path / "absent.nwb")

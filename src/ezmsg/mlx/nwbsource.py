@@ -1,5 +1,6 @@
 """Recordings in NWB files (Neurodata Without Borders, HDF5), read in chunks."""
 
+import contextlib
 import os
 import typing
 from collections.abc import Iterator
@@ -37,9 +38,10 @@ class NWBSource:
 
     Raises:
         ImportError: The extra ``offline`` is not installed.
-        ValueError: There is no electrical series, or none of that name, or several and *series* does not say which;
-            it has no samples, a rate that is not above 0, or time stamps that follow no rate; *chunk_mb* is not
-            above 0.
+        FileNotFoundError: There is no such file.
+        ValueError: It is no NWB file; there is no electrical series, or none of that name, or several and *series*
+            does not say which; it has no samples, a rate that is not above 0, or time stamps that follow no rate;
+            *chunk_mb* is not above 0.
     """
 
     n_samples: int
@@ -51,8 +53,13 @@ class NWBSource:
             raise ValueError(f"chunk_mb must be above 0, got {chunk_mb!r}.")
         self.path = Path(path)
         pynwb = import_extra("pynwb")
-        with pynwb.NWBHDF5IO(str(self.path), "r") as io:
-            nwbfile = io.read()
+        with contextlib.ExitStack() as stack:
+            try:
+                nwbfile = stack.enter_context(pynwb.NWBHDF5IO(str(self.path), "r")).read()
+            except (OSError, TypeError) as error:
+                if isinstance(error, FileNotFoundError):
+                    raise
+                raise ValueError(f"{self.path} is no NWB file ({str(error).splitlines()[0]}).") from error
             found = _select(nwbfile, series, self.path)
             data = found.data
             self.n_samples = data.shape[0]
@@ -75,7 +82,7 @@ class NWBSource:
             self._chunk = _chunk_length(data, chunk_mb)
             self.identity = (
                 f"{self.path.name} {data.name} {found.object_id}, {self.n_samples} samples of {data.shape[1:]} "
-                f"{data.dtype} at {self.sampling_rate!r} Hz, read by {self._chunk}"
+                f"{data.dtype} at {self.sampling_rate!r} Hz, read {self._chunk} samples at a time"
             )
 
     def read(self, start: int = 0) -> Iterator[AxisArray]:

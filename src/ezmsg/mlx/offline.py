@@ -129,9 +129,13 @@ def process_recording(
 
     Raises:
         ValueError: The recording has no samples, or others than it announced; *checkpoint_seconds* is not above 0.
-        TypeError: *chain_factory* builds no chain; a step returns something else than messages.
+        TypeError: *source* or *sink* is none; *chain_factory* builds no chain; a step returns something else than
+            messages.
         FileExistsError: The sink holds complete results of another recording or other settings.
     """
+    for argument, value, method in (("source", source, "read"), ("sink", sink, "append")):
+        if not callable(getattr(value, method, None)):
+            raise TypeError(f"{argument} must be such as NWBSource or ZarrSink, got {value!r}.")
     every = _samples_between_checkpoints(checkpoint_seconds, source.sampling_rate)
     if source.n_samples < 1:
         raise ValueError("The recording has no samples.")
