@@ -166,12 +166,18 @@ class ProgressLine:
         elif now >= self._next_line:
             self._next_line = now + SECONDS_BETWEEN_LINES
             print(text, flush=True)
-            if self.memory:
-                rich.print(memory_table(self.memory))
+            self._print_memory()
+
+    def _print_memory(self) -> None:
+        if self.memory:
+            rich.print(memory_table(self.memory))
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
         if sys.stdout.isatty():
             self._live.stop()
+        else:
+            # The first row may come after the last line.
+            self._print_memory()
         self.interrupted = kind is KeyboardInterrupt
         return self.interrupted
 
