@@ -1,7 +1,7 @@
 """The cases of all recurrences, on the kernels of the GPU."""
 
 import pytest
-from helpers.recurrence_cases import CASES
+from helpers.recurrence_cases import CASES, EXACT_CASES
 from helpers.recurrences import RECURRENCES
 
 mx = pytest.importorskip("mlx.core")
@@ -12,6 +12,12 @@ mx = pytest.importorskip("mlx.core")
 @pytest.mark.parametrize("recurrence", RECURRENCES)
 def test_case(recurrence, case, path):
     CASES[case](RECURRENCES[recurrence], path)
+
+
+@pytest.mark.parametrize("case", EXACT_CASES)
+@pytest.mark.parametrize("recurrence", RECURRENCES)
+def test_exact_case(recurrence, case):
+    EXACT_CASES[case](RECURRENCES[recurrence], "cuda")
 
 
 @pytest.mark.parametrize("recurrence", RECURRENCES)

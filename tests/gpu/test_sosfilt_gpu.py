@@ -7,8 +7,6 @@ from helpers.sosfilt_cases import CASES
 
 mx = pytest.importorskip("mlx.core")
 
-from ezmsg.mlx.kernels.cuda_sosfilt import TILE  # noqa: E402
-
 
 @pytest.mark.parametrize("path", ["cuda", "plain"])
 @pytest.mark.parametrize("case", CASES)
@@ -40,14 +38,3 @@ def test_long_messages_follow_float64(name):
     expected, last = SOSFILT.reference(x, sos, zi)
     check_close(y, expected, 1e-6, peak=max(5.0, np.abs(expected).max()))
     check_state(SOSFILT.state_of(zf), last, 1e-6)
-
-
-def test_bad_samples_in_tiles_of_a_long_message():
-    x = noise(9000, 40)
-    x[np.random.default_rng(1).random(x.shape) < 0.001] = np.nan
-    x[TILE : 2 * TILE, 3] = np.inf
-    zi = np.zeros((len(BAND_PASS), 2, 40))
-    y, _ = SOSFILT.in_pieces(mx.array(x), [], BAND_PASS, SOSFILT.pairs_of(zi), "cuda")
-    finite = np.isfinite(x)
-    np.testing.assert_array_equal(y[~finite], x[~finite])
-    check_close(np.where(finite, y, 0), np.where(finite, SOSFILT.without(x, BAND_PASS, zi), 0))

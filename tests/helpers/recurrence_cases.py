@@ -181,3 +181,35 @@ def channel_bad_for_a_whole_message_keeps_its_state(recurrence: Recurrence, path
         np.testing.assert_array_equal(y[is_bad], x[is_bad])
         check_close(np.where(is_bad, 0, y), np.where(is_bad, 0, expected))
         check_state(states[1], states[0], ULP)
+
+
+# ------------------------------------------------------------------------------------------------------------- blocks
+
+
+@CASES.add(n_channels=[33, 70])
+def more_samples_and_channels_than_a_block_takes(recurrence: Recurrence, path: str, n_channels: int) -> None:
+    x, coefficients = noise(1100, n_channels) + 5, recurrence.short
+    zi = recurrence.settled_state(coefficients, x)
+    expected, last = recurrence.reference(x, coefficients, zi)
+    y, zf = recurrence.in_pieces(mx.array(x), [], coefficients, recurrence.pairs_of(zi), path)
+    check_close(y, expected, recurrence.tolerance, np.abs(x).max())
+    check_state(recurrence.state_of(zf), last, peak=np.abs(x).max())
+
+
+EXACT_CASES = Cases()
+"""For kernels that leave out what is not finite, as if it were not there: ``"cpu"`` and ``"cuda"``."""
+
+
+@EXACT_CASES.add()
+def bad_samples_in_any_block(recurrence: Recurrence, path: str) -> None:
+    coefficients, x = recurrence.short, noise(2000, 40)
+    x[np.random.default_rng(1).random(x.shape) < 0.001] = math.nan
+    # Whole blocks of a channel, one of them the last.
+    x[200:700, 3] = x[1500:, 35] = math.inf
+    zi = np.zeros(recurrence.state_shape(x.shape, 0, pair=False))
+    y, zf = recurrence.in_pieces(mx.array(x), [], coefficients, recurrence.pairs_of(zi), path)
+    finite = np.isfinite(x)
+    np.testing.assert_array_equal(y[~finite], x[~finite])
+    check_close(np.where(finite, y, 0), np.where(finite, recurrence.without(x, coefficients, zi), 0))
+    _, last = recurrence.reference(x[:1500, 35][finite[:1500, 35]], coefficients, zi[..., 35])
+    check_state(recurrence.state_of(zf)[..., 35], last)

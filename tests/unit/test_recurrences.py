@@ -10,7 +10,7 @@ import pytest
 
 mx = pytest.importorskip("mlx.core")
 
-from helpers.recurrence_cases import CASES  # noqa: E402
+from helpers.recurrence_cases import CASES, EXACT_CASES  # noqa: E402
 from helpers.recurrences import RECURRENCES, Recurrence, check_close, noise  # noqa: E402
 
 import ezmsg.mlx.recurrence as module  # noqa: E402
@@ -27,6 +27,11 @@ def recurrence(request) -> Recurrence:
 @pytest.mark.parametrize("case", CASES)
 def test_case(recurrence, case, path):
     CASES[case](recurrence, path)
+
+
+@pytest.mark.parametrize("case", EXACT_CASES)
+def test_exact_case(recurrence, case):
+    EXACT_CASES[case](recurrence, "cpu")
 
 
 # --------------------------------------------------------------------------------------------------------- arguments

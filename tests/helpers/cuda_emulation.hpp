@@ -1,0 +1,177 @@
+// What a kernel for CUDA needs to run on a CPU: each block is a thread of the system, each of its threads a context
+// that goes on until it has to wait for others of the block.
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucontext.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#define __device__
+// Of one block, and not cleared: the next block that runs in the same thread finds what the last one left.
+#define __shared__ static thread_local
+
+struct Index {
+  unsigned x, y, z;
+};
+
+static thread_local Index threadIdx, blockIdx;
+
+namespace emulation {
+
+constexpr unsigned WARP = 32;
+constexpr size_t STACK = 1 << 15;
+
+// How often a word of another block has been looked at.
+static std::atomic<unsigned long> n_looks{0};
+
+enum class Waits { for_nobody, for_warp, for_block, no_more };
+
+struct Thread {
+  ucontext_t beginning;
+  jmp_buf place;
+  bool has_begun = false;
+  std::unique_ptr<char[]> stack{new char[STACK]};
+  Waits waits = Waits::for_nobody;
+  bool vote = false;
+};
+
+struct Block {
+  std::vector<Thread> threads;
+  jmp_buf scheduler;
+  size_t current = 0;
+  const std::function<void()>* body = nullptr;
+};
+
+static thread_local Block* block;
+
+inline void wait(Waits waits) {
+  Thread& thread = block->threads[block->current];
+  thread.waits = waits;
+  if (!_setjmp(thread.place)) _longjmp(block->scheduler, 1);
+}
+
+// Until it waits. By jumps, since to change a context takes a call of the system.
+inline void go_on(Thread& thread) {
+  if (_setjmp(block->scheduler)) return;
+  if (thread.has_begun) _longjmp(thread.place, 1);
+  thread.has_begun = true;
+  setcontext(&thread.beginning);
+}
+
+inline void begin() {
+  (*block->body)();
+  wait(Waits::no_more);
+}
+
+// Lets the threads [first, last) go on if all of them that still run wait for each other.
+inline bool release(size_t first, size_t last, Waits waits) {
+  auto& threads = block->threads;
+  bool votes = true, any = false;
+  for (size_t i = first; i < last; ++i) {
+    if (threads[i].waits == Waits::no_more) continue;
+    if (threads[i].waits != waits) return false;
+    votes = votes && threads[i].vote;
+    any = true;
+  }
+  for (size_t i = first; i < last; ++i) {
+    if (threads[i].waits == Waits::no_more) continue;
+    threads[i].waits = Waits::for_nobody;
+    threads[i].vote = votes;
+  }
+  return any;
+}
+
+inline void run_block(Block& here, unsigned index, Index size, const std::function<void()>& body) {
+  block = &here;
+  here.body = &body;
+  size_t n = size_t(size.x) * size.y;
+  if (here.threads.size() != n) here.threads = std::vector<Thread>(n);
+  blockIdx = {index, 0, 0};
+  for (Thread& thread : here.threads) {
+    thread.waits = Waits::for_nobody;
+    thread.has_begun = false;
+    getcontext(&thread.beginning);
+    thread.beginning.uc_stack.ss_sp = thread.stack.get();
+    thread.beginning.uc_stack.ss_size = STACK;
+    makecontext(&thread.beginning, begin, 0);
+  }
+  for (bool goes_on = true; goes_on;) {
+    for (size_t i = 0; i < n; ++i) {
+      // The other way round in every other block, so that neither order hides that a barrier is missing.
+      here.current = index % 2 ? n - 1 - i : i;
+      Thread& thread = here.threads[here.current];
+      if (thread.waits != Waits::for_nobody) continue;
+      threadIdx = {unsigned(here.current % size.x), unsigned(here.current / size.x), 0};
+      go_on(thread);
+    }
+    goes_on = false;
+    for (size_t first = 0; first < n; first += WARP) {
+      goes_on |= release(first, first + WARP < n ? first + WARP : n, Waits::for_warp);
+    }
+    goes_on |= release(0, n, Waits::for_block);
+  }
+  for (const Thread& thread : here.threads) {
+    if (thread.waits == Waits::no_more) continue;
+    fprintf(stderr, "block %u: its threads wait for each other at different places\n", index);
+    abort();
+  }
+}
+
+// *n_at_once* blocks at a time, which start in the order of their index. The first is the slowest: what waits for it
+// has to wait, and finds that many others have told what they can without it.
+inline void run(unsigned n_blocks, Index size, unsigned n_at_once, const std::function<void()>& body) {
+  // Kept, for new memory costs more than to run in it.
+  static std::vector<Block> blocks;
+  if (blocks.size() < n_at_once) blocks = std::vector<Block>(n_at_once);
+  std::atomic<unsigned> next{0}, n_done{0};
+  unsigned long enough = n_looks + 1000 * n_at_once;
+  std::vector<std::thread> workers;
+  for (unsigned i = 0; i < n_at_once && i < n_blocks; ++i) {
+    workers.emplace_back([&, i] {
+      for (unsigned index = next++; index < n_blocks; index = next++) {
+        while (index == 0 && n_looks < enough && n_done + 1 < n_blocks) std::this_thread::yield();
+        run_block(blocks[i], index, size, body);
+        ++n_done;
+      }
+    });
+  }
+  for (std::thread& worker : workers) worker.join();
+}
+
+template <typename To, typename From>
+inline To same_bits(From value) {
+  To result;
+  memcpy(&result, &value, sizeof(result));
+  return result;
+}
+
+}  // namespace emulation
+
+inline void __syncthreads() { emulation::wait(emulation::Waits::for_block); }
+
+inline int __all_sync(unsigned, int vote) {
+  emulation::Thread& thread = emulation::block->threads[emulation::block->current];
+  thread.vote = vote;
+  emulation::wait(emulation::Waits::for_warp);
+  return thread.vote;
+}
+
+inline int __popc(unsigned value) { return __builtin_popcount(value); }
+inline unsigned __float_as_uint(float value) { return emulation::same_bits<unsigned>(value); }
+inline float __int_as_float(int value) { return emulation::same_bits<float>(value); }
+
+inline float __uint_as_float(unsigned value) {
+  // What a block hears from another goes through here: while it waits, the other has its turn.
+  ++emulation::n_looks;
+  std::this_thread::yield();
+  return emulation::same_bits<float>(value);
+}

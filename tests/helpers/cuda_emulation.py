@@ -1,0 +1,99 @@
+"""Kernels for CUDA without a GPU: their very source, compiled for the CPU and run thread by thread.
+
+Tells whether results are right and barriers where they are needed, not how fast a kernel is, nor what a GPU makes of
+the order in which blocks see each other's writes.
+"""
+
+import ctypes
+import dataclasses
+import functools
+import hashlib
+import math
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+
+HEADER = pathlib.Path(__file__).with_suffix(".hpp")
+
+COMPILER = shutil.which("c++") or shutil.which("g++") if sys.platform == "linux" else None
+"""macOS has let go of what the emulation changes stacks with."""
+
+blocks_at_once = 4
+"""How many blocks run at the same time. With more than one, tiles wait for the tiles before them."""
+
+C_TYPES = {mx.float32: "float", mx.int32: "int32_t", mx.int64: "int64_t"}
+
+
+def _compile(*arguments: object) -> None:
+    flags = ("-std=c++17", "-O1", "-w", "-fPIC", "-pthread")
+    subprocess.run([COMPILER, *flags, *map(str, arguments)], check=True)
+
+
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory:
+    folder = tempfile.TemporaryDirectory(prefix="cuda_emulation_")
+    # The compiler looks for this beside the header, and takes a quarter of the time with it.
+    _compile(
+        "-x", "c++-header", shutil.copy(HEADER, folder.name), "-o", pathlib.Path(folder.name, f"{HEADER.name}.gch")
+    )
+    return folder
+
+
+@functools.cache
+def _compiled(source: str) -> ctypes.CDLL:
+    file = pathlib.Path(_folder().name, f"{hashlib.sha256(source.encode()).hexdigest()[:16]}.cpp")
+    library = file.with_suffix(".so")
+    file.write_text(source)
+    _compile("-shared", "-include", file.with_name(HEADER.name), file, "-o", library)
+    return ctypes.CDLL(str(library))
+
+
+@dataclasses.dataclass(frozen=True)
+class CudaKernel:
+    """Takes the place of ``mlx.core.fast.cuda_kernel``, as far as this package uses it; evaluates at once."""
+
+    name: str
+    input_names: Sequence[str]
+    output_names: Sequence[str]
+    source: str
+    header: str = ""
+
+    def __call__(
+        self,
+        *,
+        inputs: Sequence[mx.array],
+        output_shapes: Sequence[tuple[int, ...]],
+        output_dtypes: Sequence[mx.Dtype],
+        grid: tuple[int, int, int],
+        threadgroup: tuple[int, int, int],
+    ) -> list[mx.array]:
+        (width, height, depth), n_blocks = threadgroup, -(-grid[0] // threadgroup[0])
+        assert (height, depth) == grid[1:] and depth == 1, "blocks along x alone"
+        assert width * height <= 1024 and n_blocks < 2**31, "the limits of CUDA"
+        arrays = [np.ascontiguousarray(np.asarray(array)) for array in inputs]
+        # What a kernel leaves unwritten is nothing to be read.
+        results = [np.full(shape, math.nan, np.float32) for shape in output_shapes]
+        assert all(dtype == mx.float32 for dtype in output_dtypes)
+        shapes = [np.array(array.shape, np.int32) for array in arrays]
+        run = getattr(_compiled(self._cpp([array.dtype for array in inputs])), self.name)
+        run(
+            *(ctypes.c_void_p(array.ctypes.data) for array in (*arrays, *results, *shapes)),
+            *map(ctypes.c_uint, (n_blocks, width, height, blocks_at_once)),
+        )
+        return [mx.array(result) for result in results]
+
+    def _cpp(self, dtypes: Sequence[mx.Dtype]) -> str:
+        arguments = [f"const {C_TYPES[dtype]}* {name}" for name, dtype in zip(self.input_names, dtypes, strict=True)]
+        arguments += [f"float* {name}" for name in self.output_names]
+        arguments += [f"const int* {name}_shape" for name in self.input_names]
+        arguments += [f"unsigned {name}" for name in ("n_blocks", "block_width", "block_height", "n_at_once")]
+        return (
+            f'{self.header}\nextern "C" void {self.name}({", ".join(arguments)}) {{\n'
+            f"emulation::run(n_blocks, {{block_width, block_height, 1}}, n_at_once, [&] {{\n{self.source}\n}});\n}}\n"
+        )
