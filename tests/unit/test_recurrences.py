@@ -14,6 +14,7 @@ from helpers.recurrence_cases import CASES, EXACT_CASES  # noqa: E402
 from helpers.recurrences import RECURRENCES, Recurrence, check_close, noise  # noqa: E402
 
 import ezmsg.mlx.recurrence as module  # noqa: E402
+from ezmsg.mlx.kernels.cpu_memory import KEPT_FLOATS  # noqa: E402
 
 PATHS = ["cpu", "plain"]
 
@@ -34,6 +35,21 @@ def test_exact_case(recurrence, case):
     EXACT_CASES[case](recurrence, "cpu")
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_cpu_computes_many_samples_as_it_does_few(recurrence, axis):
+    # More than it has memory for beside MLX's; with a bad sample in one channel, and with nothing else in another.
+    x = noise(KEPT_FLOATS // 200 + 1, 200)
+    x[700, 3] = x[:, 150] = np.inf
+    zi = np.full(recurrence.state_shape(x.shape, 0, pair=False), 0.1)
+    few, last = recurrence.in_pieces(mx.array(x), [500], recurrence.short, recurrence.pairs_of(zi), "cpu")
+    data, states = (x.T, np.moveaxis(zi, -1, -2)) if axis else (x, zi)
+    pairs = recurrence.pairs_of(states, axis)
+    many, zf = recurrence.function(mx.array(data), recurrence.short, pairs, axis=axis, path="cpu")
+    many, zf = np.array(many), recurrence.state_of(zf, axis)
+    check_close(many.T if axis else many, few, 1e-6, peak=1.0)
+    np.testing.assert_allclose(np.moveaxis(zf, -1, -2) if axis else zf, recurrence.state_of(last), atol=1e-6)
+
+
 # --------------------------------------------------------------------------------------------------------- arguments
 
 
@@ -42,6 +58,12 @@ def test_axis_must_be_one_of_the_data(recurrence, shape):
     for axis in (len(shape), -len(shape) - 1):
         with pytest.raises(ValueError, match=f"axis is {axis}"):
             recurrence.function(mx.zeros(shape), recurrence.short, axis=axis)
+
+
+@pytest.mark.parametrize("axis", ["time", True, 0.0, None], ids=repr)
+def test_axis_must_be_an_integer(recurrence, axis):
+    with pytest.raises(TypeError, match=f"^axis is {axis!r}; allowed is an integer"):
+        recurrence.function(mx.zeros((5, 3)), recurrence.short, axis=axis)
 
 
 @pytest.mark.parametrize("n", [0, 5])

@@ -9,7 +9,8 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from .layout import LARGEST_SAMPLE, scratch
+from .cpu_memory import Samples, computed
+from .layout import LARGEST_SAMPLE
 
 BLOCK = 4096
 """Samples that go through all sections together: 32 KiB of float64, which the caches next to the core hold."""
@@ -96,8 +97,11 @@ def _hold(x: np.ndarray, y: np.ndarray, z: np.ndarray, sos: np.ndarray) -> None:
 
 
 @_compiled
-def _filter(x: np.ndarray, y: np.ndarray, zi: np.ndarray, zf: np.ndarray, sos: np.ndarray, width: int) -> None:
-    """*x* and *y* (outer, time, channel); *zi* and *zf* (section, outer, 4, channel), pairs of float32."""
+def _filter(
+    given: np.ndarray, x: np.ndarray, y: np.ndarray, zi: np.ndarray, zf: np.ndarray, sos: np.ndarray, width: int
+) -> None:
+    """*x* and *y* (outer, time, channel), which may be the same array; *given* what was in *x* at first; *zi* and *zf*
+    (section, outer, 4, channel), pairs of float32."""
     buffer = np.empty(BLOCK)
     length = BLOCK // width
     rows = x.strides[2] <= x.strides[1]
@@ -128,7 +132,7 @@ def _filter(x: np.ndarray, y: np.ndarray, zi: np.ndarray, zf: np.ndarray, sos: n
             of_channel = z[:, :, channel]
             if not _is_finite(of_channel):
                 _get_state(zi[:, outer, :, channel], of_channel)
-                _hold(x[outer, :, channel], y[outer, :, channel], of_channel, sos)
+                _hold(given[outer, :, channel], y[outer, :, channel], of_channel, sos)
             _put_state(of_channel, zf[:, outer, :, channel])
 
 
@@ -139,11 +143,13 @@ def sosfilt(
     outer, n_samples, inner = math.prod(x.shape[:axis]), x.shape[axis], math.prod(x.shape[axis + 1 :])
     samples = np.ascontiguousarray(x).reshape(outer, n_samples, inner)
     states = np.ascontiguousarray(zi).reshape(len(sos), outer, 4, inner)
-    # Computed beside MLX and then copied: see ezmsg.mlx.kernels.cpu.
-    y = scratch(samples.size).reshape(samples.shape)
     zf = np.empty_like(states)
-    if inner == 1:
-        _filter(samples.T, y.T, states.transpose(0, 3, 2, 1), zf.transpose(0, 3, 2, 1), sos, min(outer, COLUMN))
-    else:
-        _filter(samples, y, states, zf, sos, min(inner, ROW))
-    return mx.array(y.reshape(x.shape)), mx.array(zf.reshape(zi.shape))
+
+    def run(source: Samples, target: Samples) -> None:
+        if inner == 1:
+            data = (array.T for array in (samples, source, target))
+            _filter(*data, states.transpose(0, 3, 2, 1), zf.transpose(0, 3, 2, 1), sos, min(outer, COLUMN))
+        else:
+            _filter(samples, source, target, states, zf, sos, min(inner, ROW))
+
+    return computed(samples, x.shape, run), mx.array(zf.reshape(zi.shape))
