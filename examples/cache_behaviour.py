@@ -170,7 +170,7 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(names), help="tables, separated by commas")
     only = parser.parse_args().only.split(",")
     if unknown := set(only) - set(names):
-        parser.error(f"--only is {', '.join(sorted(unknown))}; allowed are {', '.join(names)}")
+        parser.error(f"argument --only: got {', '.join(map(repr, sorted(unknown)))}; allowed are {', '.join(names)}")
     try:
         mx = import_mlx()
     except ImportError as error:

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
+import checked_options as checked
 import numpy as np
 from cache_limits_report import Comparison, Course, Run, draw, print_report
 from ewma_chain import end_of, to_mlx
@@ -177,22 +178,21 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = SimulatedAcquisitionSettings(duration=9.0, stall_every=20)
     numbers = {
-        "--minutes": ("M", float, default.duration / 60, "length of the stream in minutes"),
-        "--stall-every": ("N", int, default.stall_every, "messages from one stall to the next, 0: none"),
-        "--channels": ("N", int, default.n_channels, "number of channels"),
-        "--repeats": ("N", int, 1, "how often to run each configuration, in turn; medians are shown"),
+        "--minutes": ("M", checked.positive, default.duration / 60, "length of the stream in minutes"),
+        "--stall-every": ("N", checked.whole, default.stall_every, "messages from one stall to the next, 0: none"),
+        "--channels": ("N", checked.count, default.n_channels, "number of channels"),
+        "--repeats": ("N", checked.count, 1, "how often to run each configuration, in turn; medians are shown"),
     }
     for option, (metavar, kind, value, text) in numbers.items():
         parser.add_argument(option, metavar=metavar, type=kind, default=value, help=f"{text} [{value}]")
     text = f"which ones, of {', '.join(CONFIGURATIONS)} [all]"
     names = list(CONFIGURATIONS)
     parser.add_argument("--configurations", metavar="NAME", nargs="+", choices=names, default=names, help=text)
-    parser.add_argument("--json", metavar="FILE", help="where to save the numbers, after each run")
+    parser.add_argument("--json", metavar="FILE", type=checked.file, help="where to save the numbers, after each run")
     text = 'where to save the picture, or "none" [compare_cache_limits.png]'
-    parser.add_argument("--plot", metavar="FILE", default="compare_cache_limits.png", help=text)
+    default_plot = "compare_cache_limits.png"
+    parser.add_argument("--plot", metavar="FILE", type=checked.picture_or_none, default=default_plot, help=text)
     options = parser.parse_args()
-    if options.repeats < 1:
-        parser.error(f"argument --repeats: must be at least 1, got {options.repeats}")
     if options.stall_every == 1:
         parser.error("argument --stall-every: at 1 there are no ordinary messages")
     try:
@@ -204,6 +204,11 @@ def parse_options() -> argparse.Namespace:
         )
     except ValueError as error:
         parser.error(str(error))
+    if options.stream.n_samples < options.stream.samples_per_message:
+        parser.error(
+            f"argument --minutes: got {options.minutes:g}; allowed are at least "
+            f"{options.stream.samples_per_message / options.stream.sampling_rate / 60:.2g}, which hold one message"
+        )
     return options
 
 
@@ -222,7 +227,7 @@ def main() -> int:
     comparison = compare(options.configurations, options.stream, options.repeats, console, save)
     save(comparison)
     print_report(comparison, console)
-    if options.plot != "none":
+    if options.plot:
         draw(comparison, options.plot)
     return 0
 

@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 
+import checked_options as checked
 import ezmsg.core as ez
 import rich
 from ezmsg.sigproc.affinetransform import CommonRereferenceSettings
@@ -55,10 +56,6 @@ def end_of(message: AxisArray) -> float:
     return axis.offset + message.data.shape[0] * axis.gain
 
 
-def mib(text: str) -> float | None:
-    return None if text == "none" else float(text)
-
-
 def parse_options(description: str, *, of_graph: bool = False, plot: str = "") -> argparse.Namespace:
     """The command line: ``stream`` (settings of the source), ``to_mlx`` (of the first stage) and ``save``.
 
@@ -67,12 +64,12 @@ def parse_options(description: str, *, of_graph: bool = False, plot: str = "") -
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = SimulatedAcquisitionSettings(duration=20.0)
     fields = {
-        "duration": ("--duration", "S", float, "length of the stream in seconds"),
-        "n_channels": ("--channels", "N", int, "number of channels"),
-        "sampling_rate": ("--rate", "HZ", float, "samples a second in each channel"),
-        "samples_per_message": ("--samples-per-message", "N", int, "length of an ordinary message"),
-        "stall_every": ("--stall-every", "N", int, "messages from one stall to the next, 0: none"),
-        "seed": ("--seed", "N", int, "another seed makes another recording"),
+        "duration": ("--duration", "S", checked.positive, "length of the stream in seconds"),
+        "n_channels": ("--channels", "N", checked.count, "number of channels"),
+        "sampling_rate": ("--rate", "HZ", checked.positive, "samples a second in each channel"),
+        "samples_per_message": ("--samples-per-message", "N", checked.count, "length of an ordinary message"),
+        "stall_every": ("--stall-every", "N", checked.whole, "messages from one stall to the next, 0: none"),
+        "seed": ("--seed", "N", checked.whole, "another seed makes another recording"),
     }
     for field, (option, metavar, kind, text) in fields.items():
         value = getattr(default, field)
@@ -84,10 +81,11 @@ def parse_options(description: str, *, of_graph: bool = False, plot: str = "") -
         parser.add_argument("--monitor", action="store_true", help="show more about the memory of MLX's process")
         plot = "where to draw the memory of MLX's process over time"
     if plot:
-        parser.add_argument("--plot", metavar="FILE.png", help=plot)
+        parser.add_argument("--plot", metavar="FILE.png", type=checked.picture, help=plot)
     text = 'limit on MLX\'s cache in MiB, or "none" [512]'
-    parser.add_argument("--limit", metavar="MIB", type=mib, default=512.0, help=text)
-    parser.add_argument("--save", metavar="FILE.npy", help="where to save the features, shape (bins, channels)")
+    parser.add_argument("--limit", metavar="MIB", type=checked.mib, default=512.0, help=text)
+    text = "where to save the features, shape (bins, channels)"
+    parser.add_argument("--save", metavar="FILE.npy", type=checked.array, help=text)
     options = parser.parse_args()
     values = {field: getattr(options, field) for field in fields}
     try:

@@ -23,14 +23,15 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import checked_options as checked
 import ezmsg.core as ez
 import offline_features
 import rich
-from ewma_chain import mib
 from offline_features import Job, Outcome
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ezmsg.mlx import SimulatedAcquisitionSettings
 from ezmsg.mlx.convert import import_mlx
 from ezmsg.mlx.extra import import_extra
 
@@ -44,22 +45,28 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recordings", type=Path, metavar="FOLDER", help="folder of .nwb files")
     parser.add_argument("--series", metavar="NAME", help="the electrical series, if a file has several")
-    parser.add_argument("--output", type=Path, metavar="FOLDER", default=Path("features"), help="[features]")
-    parser.add_argument("--workers", type=int, metavar="N", help="run on a Dask cluster of N processes of this machine")
+    parser.add_argument("--output", type=checked.folder, metavar="FOLDER", default="features", help="[features]")
+    text = "run on a Dask cluster of N processes of this machine"
+    parser.add_argument("--workers", type=checked.count, metavar="N", help=text)
     parser.add_argument("--scheduler", metavar="ADDRESS", help="run on the Dask cluster of this scheduler")
-    parser.add_argument("--limit", type=mib, metavar="MIB", default=512.0, help='of MLX\'s cache, or "none" [512]')
-    parser.add_argument("--checkpoint", type=float, metavar="S", default=60.0, help="every S seconds of recording [60]")
+    text = 'of MLX\'s cache, or "none" [512]'
+    parser.add_argument("--limit", type=checked.mib, metavar="MIB", default=512.0, help=text)
+    text = 'every S seconds of recording, or "inf" for never [60]'
+    parser.add_argument("--checkpoint", type=checked.positive_or_inf, metavar="S", default=60.0, help=text)
     simulated = parser.add_argument_group("without --recordings")
-    simulated.add_argument("--count", type=int, metavar="N", default=4, help="number of recordings [4]")
-    simulated.add_argument("--channels", type=int, metavar="N", default=64, help="[64]")
-    simulated.add_argument("--seconds", type=float, metavar="S", default=30.0, help="length of a recording [30]")
+    simulated.add_argument("--count", type=checked.count, metavar="N", default=4, help="number of recordings [4]")
+    simulated.add_argument("--channels", type=checked.count, metavar="N", default=64, help="[64]")
+    text = "length of a recording [30]"
+    simulated.add_argument("--seconds", type=checked.positive, metavar="S", default=30.0, help=text)
     options = parser.parse_args()
-    if options.workers is not None and options.workers < 1:
-        parser.error(f"--workers must be at least 1, got {options.workers}")
     if options.workers and options.scheduler:
         parser.error("--workers starts a cluster and --scheduler uses one that is there: give one of them")
     if options.recordings and not options.recordings.is_dir():
         parser.error(f"--recordings {options.recordings} is no folder")
+    try:
+        SimulatedAcquisitionSettings(duration=options.seconds, stall_every=0)
+    except ValueError as error:
+        parser.error(f"argument --seconds: {error}")
     try:
         import_mlx()
         for name in ("pynwb", "zarr", "distributed") if options.workers or options.scheduler else ("pynwb", "zarr"):
@@ -118,7 +125,10 @@ def run_on_cluster(
 
     with contextlib.ExitStack() as stack:
         if options.scheduler:
-            client = stack.enter_context(Client(options.scheduler))
+            try:
+                client = stack.enter_context(Client(options.scheduler))
+            except (OSError, ValueError) as error:
+                sys.exit(f"--scheduler {options.scheduler}: there is no Dask scheduler that answers ({error})")
             client.upload_file(offline_features.__file__)
         else:
             # By default Dask has the workers hand freed memory back at once, to take it anew for each message; they
@@ -151,7 +161,7 @@ def run_on_cluster(
 class View:
     """A progress bar on a terminal, a line for each finished recording elsewhere."""
 
-    def __init__(self, n_recordings: int) -> None:
+    def __init__(self, jobs: list[Job]) -> None:
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -159,10 +169,13 @@ class View:
             TimeRemainingColumn(),
             disable=not sys.stdout.isatty(),
         )
-        self._task = self._bar.add_task("recordings", total=n_recordings)
+        self._task = self._bar.add_task("recordings", total=len(jobs))
         self._seconds: dict[str, float] = {}
         self.outcomes: list[Outcome] = []
         self.errors: list[tuple[Job, Exception]] = []
+        self._jobs = jobs
+        self._there_before = _finished(jobs)
+        self._told: set[Job] = set()
         self._begin = time.monotonic()
 
     def __enter__(self) -> "View":
@@ -178,6 +191,7 @@ class View:
         self._bar.update(self._task, description=f"recordings ({speed:.0f}x real time)")
 
     def finished(self, job: Job, result: Outcome | Exception) -> None:
+        self._told.add(job)
         name = Path(job.recording).name
         if isinstance(result, Exception):
             self.errors.append((job, result))
@@ -186,6 +200,15 @@ class View:
             self.outcomes.append(result)
             self._bar.console.print(f"{name}: {_what_was_done(result)}", markup=False)
         self._bar.advance(self._task)
+
+    def untold(self) -> set[Job]:
+        """Whose results have come to their final names without a word: while Ctrl-C ended everything."""
+        return _finished(self._jobs) - self._there_before - self._told
+
+
+def _finished(jobs: list[Job]) -> set[Job]:
+    """Whose results are at their final names; those that are not complete are elsewhere."""
+    return {job for job in jobs if Path(job.results).exists()}
 
 
 def _what_was_done(outcome: Outcome) -> str:
@@ -213,6 +236,7 @@ def print_summary(view: View, wall: float) -> None:
     print(
         f"{len(worked)} recordings of {seconds:.1f} s in {wall:.1f} s: {60 * len(worked) / wall:.1f} a minute, "
         f"{seconds / wall:.1f}x real time; {len(view.outcomes) - len(worked)} were there, {len(view.errors)} failed"
+        + (f", {len(untold)} finished during Ctrl-C" if (untold := view.untold()) else "")
     )
 
 
@@ -227,7 +251,7 @@ def main() -> int:
             print(f"no .nwb file in {options.recordings}", file=sys.stderr)
             return 1
         options.output.mkdir(parents=True, exist_ok=True)
-        with View(len(jobs)) as view:
+        with View(jobs) as view:
             begin = time.monotonic()
             if options.workers or options.scheduler:
                 results = run_on_cluster(jobs, options, view.report)
@@ -240,6 +264,7 @@ def main() -> int:
         interrupted = True
         print("interrupted; the same command goes on from here")
     if view is not None:
+        # After everything has ended, since what is at the final names counts.
         print_summary(view, time.monotonic() - begin)
     return 130 if interrupted else 1 if view.errors else 0
 

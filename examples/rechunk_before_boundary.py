@@ -20,6 +20,7 @@ import sys
 import time
 from mmap import mmap
 
+import checked_options as checked
 import ezmsg.core as ez
 import numpy as np
 from ezmsg.util.messages.axisarray import AxisArray
@@ -149,11 +150,12 @@ def show(results: dict[str, dict[str, float]], stream: SimulatedAcquisitionSetti
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--channels", metavar="N", type=int, default=256, help="number of channels [256]")
+    parser.add_argument("--channels", metavar="N", type=checked.count, default=256, help="number of channels [256]")
     text = "length of an ordinary message [300]"
-    parser.add_argument("--samples-per-message", metavar="N", type=int, default=300, help=text)
-    parser.add_argument("--stall", metavar="S", type=float, default=0.5, help="length of the stall in seconds [0.5]")
-    parser.add_argument("--json", metavar="FILE", help="where to save the numbers")
+    parser.add_argument("--samples-per-message", metavar="N", type=checked.count, default=300, help=text)
+    text = "length of the stall in seconds [0.5]"
+    parser.add_argument("--stall", metavar="S", type=checked.positive, default=0.5, help=text)
+    parser.add_argument("--json", metavar="FILE", type=checked.file, help="where to save the numbers")
     options = parser.parse_args()
     try:
         # One stall after half a second, and half a second after it, at the pace of the sampling rate.
@@ -168,7 +170,7 @@ def main() -> int:
             duration=1.0 + options.stall,
             real_time=True,
         )
-    except (ValueError, ZeroDivisionError) as error:
+    except ValueError as error:
         parser.error(str(error))
     # INFO lines would run into the table, and that the source waits for the sink meanwhile is the point.
     ez.logger.setLevel(os.environ.setdefault("EZMSG_LOGLEVEL", "WARNING").upper())

@@ -25,6 +25,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import checked_options as checked
 from fresh_process import in_fresh_process, lift_small_default
 from rich import box
 from rich.console import Console
@@ -224,11 +225,9 @@ def main() -> int:
     size.add_argument("--quick", dest="scale", action="store_const", const=QUICK, help="fewer shapes, smaller model")
     size.add_argument("--full", dest="scale", action="store_const", const=FULL, help="the default on a GPU")
     text = f"distinct shapes, with the other numbers in proportion [{QUICK.n_distinct} or {FULL.n_distinct}]"
-    parser.add_argument("--shapes", metavar="N", type=int, help=text)
-    parser.add_argument("--json", metavar="FILE", help="where to save the numbers")
+    parser.add_argument("--shapes", metavar="N", type=checked.count, help=text)
+    parser.add_argument("--json", metavar="FILE", type=checked.file, help="where to save the numbers")
     options = parser.parse_args()
-    if options.shapes is not None and options.shapes < 1:
-        parser.error(f"argument --shapes: must be at least 1, got {options.shapes}")
     import mlx.core as mx
 
     scale = options.scale or (QUICK if mx.default_device().type == mx.cpu else FULL)

@@ -1,16 +1,25 @@
 """The example scripts, each run as a user runs it."""
 
+import argparse
 import dataclasses
+import math
 import os
 import re
 import signal
 import sys
 
+import cache_behaviour
+import checked_options
+import compare_cache_limits
 import ewma_chain
 import ewma_chain_graph
 import ewma_chain_offline
 import numpy as np
+import offline_recordings
 import pytest
+import rechunk_before_boundary
+import spike_band_power
+import transformer_shapes
 from helpers import reference
 from helpers.scripts import SHARED_MEMORY, Script
 
@@ -55,13 +64,13 @@ def test_both_examples_give_the_same_features(runs):
 
 def test_rechunked_and_monitored_the_graph_gives_the_same_features_and_a_picture(runs, start, tmp_path):
     files = {"--save": tmp_path / "features.npy", "--plot": tmp_path / "memory.png"}
+    # Building Matplotlib's list of fonts would be told on stderr; now it is there.
+    figures = pytest.importorskip("matplotlib.pyplot")
     # Pieces end elsewhere than bins do: of 45000 samples the last 200 stay behind, and with them the last bin.
     options = (*OPTIONS, "--real-time", "--samples-per-message", "400", "--rechunk", "--monitor")
     script = start("ewma_chain_graph.py", *options, *(str(word) for pair in files.items() for word in pair))
     script.read_until("x real time")
     script.note_segments()
-    # Building Matplotlib's list of fonts would be told on stderr; now it is there.
-    figures = pytest.importorskip("matplotlib.pyplot")
     code, out, err = script.finish()
     assert (code, err) == (0, "")
     script.assert_nothing_left()
@@ -182,16 +191,109 @@ def test_help_shows_the_options(module, own, monkeypatch, capsys):
         assert f"--{name}" in out
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "named"),
-    [("--limit", "-1", "mlx_cache_limit_mb"), ("--limit", "much", "--limit"), ("--channels", "0", "n_channels")],
-)
-def test_a_wrong_option_is_named(option, value, named, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["ewma_chain_offline", option, value])
+PICTURES = (spike_band_power, ewma_chain_graph, compare_cache_limits)
+ARRAYS = (ewma_chain_offline, ewma_chain_graph, spike_band_power)
+NUMBERS = (compare_cache_limits, transformer_shapes, rechunk_before_boundary)
+
+
+def error_of(module, options, monkeypatch, capsys) -> str:
+    """The last line of an example that does not even begin with these options."""
+    monkeypatch.setattr(sys, "argv", ["example", *options])
     with pytest.raises(SystemExit) as stopped:
-        ewma_chain_offline.main()
-    assert stopped.value.code == 2
-    assert named in capsys.readouterr().err.splitlines()[-1]
+        module.main()
+    captured = capsys.readouterr()
+    assert (stopped.value.code, captured.out) == (2, "")
+    return captured.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("module", "option", "value", "allowed"),
+    [
+        (ewma_chain_offline, "--limit", "-1", "a finite number of MiB, 0 or above"),
+        (ewma_chain_offline, "--limit", "true", "a finite number of MiB, 0 or above"),
+        (ewma_chain_offline, "--channels", "0", "an integer of at least 1"),
+        (ewma_chain_offline, "--duration", "0", "a finite number above 0"),
+        (ewma_chain_graph, "--rate", "inf", "a finite number above 0"),
+        (ewma_chain_graph, "--samples-per-message", "2.5", "an integer of at least 1"),
+        (spike_band_power, "--stall-every", "-1", "an integer of at least 0"),
+        (spike_band_power, "--seed", "-1", "an integer of at least 0"),
+        (offline_recordings, "--count", "0", "an integer of at least 1"),
+        (offline_recordings, "--channels", "-3", "an integer of at least 1"),
+        (offline_recordings, "--seconds", "0", "a finite number above 0"),
+        (offline_recordings, "--workers", "0", "an integer of at least 1"),
+        (offline_recordings, "--limit", "True", "a finite number of MiB, 0 or above"),
+        (offline_recordings, "--checkpoint", "nan", "a number above 0 and"),
+        (compare_cache_limits, "--minutes", "1e-06", "at least 0.00017"),
+        (compare_cache_limits, "--channels", "0", "an integer of at least 1"),
+        (compare_cache_limits, "--repeats", "0", "an integer of at least 1"),
+        (transformer_shapes, "--shapes", "0", "an integer of at least 1"),
+        (rechunk_before_boundary, "--samples-per-message", "0", "an integer of at least 1"),
+        (rechunk_before_boundary, "--stall", "-1", "a finite number above 0"),
+        (cache_behaviour, "--only", "much", "reuse, lengths, rare, concat"),
+    ],
+)
+def test_a_wrong_option_is_named_with_its_value_and_what_is_allowed(
+    module, option, value, allowed, monkeypatch, capsys
+):
+    line = error_of(module, [option, value], monkeypatch, capsys)
+    assert f"error: argument {option}: got " in line
+    assert value in line and allowed in line
+
+
+def test_a_recording_of_less_than_a_sample_is_refused_before_it_is_written(monkeypatch, capsys):
+    line = error_of(offline_recordings, ["--seconds", "1e-6"], monkeypatch, capsys)
+    assert "argument --seconds: duration must hold at least one sample" in line
+
+
+@pytest.mark.parametrize(
+    ("module", "option"),
+    [
+        *((module, "--plot") for module in PICTURES),
+        *((module, "--save") for module in ARRAYS),
+        *((module, "--json") for module in NUMBERS),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_the_run(module, option, monkeypatch, capsys, tmp_path):
+    line = error_of(module, [option, str(tmp_path / "nowhere" / "file.png")], monkeypatch, capsys)
+    assert f"argument {option}: cannot write" in line and f"no folder '{tmp_path / 'nowhere'}'" in line
+    assert f"argument {option}: '{tmp_path}' is a folder" in error_of(
+        module, [option, str(tmp_path)], monkeypatch, capsys
+    )
+
+
+@pytest.mark.parametrize("module", PICTURES)
+def test_a_picture_that_matplotlib_cannot_draw_is_refused_before_the_run(module, monkeypatch, capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    for name in ("picture.xyz", "picture.npy", "picture.pgf"):
+        line = error_of(module, ["--plot", str(tmp_path / name)], monkeypatch, capsys)
+        assert "argument --plot: got " in line and name in line and ".png" in line
+
+
+def test_results_under_a_file_are_refused(monkeypatch, capsys, tmp_path):
+    (tmp_path / "file").touch()
+    line = error_of(offline_recordings, ["--output", str(tmp_path / "file" / "features")], monkeypatch, capsys)
+    assert f"argument --output: '{tmp_path / 'file' / 'features'}' cannot be a folder" in line
+
+
+def test_options_that_are_right_are_taken(tmp_path):
+    assert [checked_options.mib(text) for text in ("none", "0", "12.5")] == [None, 0.0, 12.5]
+    assert checked_options.positive_or_inf("inf") == math.inf
+    assert (checked_options.count("1"), checked_options.whole("0"), checked_options.positive("1e-3")) == (1, 0, 1e-3)
+    assert checked_options.folder(str(tmp_path / "a" / "b")) == tmp_path / "a" / "b"
+    # As numpy.save and Matplotlib name them.
+    assert checked_options.array(f"{tmp_path}/a") == checked_options.array(f"{tmp_path}/a.npy") == f"{tmp_path}/a.npy"
+    pytest.importorskip("matplotlib")
+    assert checked_options.picture(f"{tmp_path}/a") == f"{tmp_path}/a.png"
+    assert checked_options.picture(f"{tmp_path}/a.PDF") == f"{tmp_path}/a.PDF"
+    assert checked_options.picture_or_none("none") is None
+
+
+def test_a_file_without_permission_is_refused(monkeypatch, tmp_path):
+    # Root may write everywhere.
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    for parse in (checked_options.file, checked_options.folder):
+        with pytest.raises(argparse.ArgumentTypeError, match="no permission"):
+            parse(str(tmp_path / "a"))
 
 
 def test_without_mlx_the_examples_end_with_one_line_that_names_the_extra(start):

@@ -219,6 +219,25 @@ def test_ctrl_c_leaves_what_to_go_on_with_and_no_process(alone, tmp_path):
     assert_same_features(tmp_path, folder)
 
 
+def test_a_recording_that_finishes_during_ctrl_c_counts(monkeypatch, capsys, tmp_path):
+    for name in ("early", "late", "never"):
+        (tmp_path / f"{name}.nwb").touch()
+    (tmp_path / "out" / "early.zarr").mkdir(parents=True)
+
+    def interrupted_at_the_end(job, report):
+        if "late" in job.recording:
+            os.mkdir(job.results)
+            raise KeyboardInterrupt
+        raise ValueError("bad")
+
+    monkeypatch.setattr(offline_features, "extract_features", interrupted_at_the_end)
+    options = ["--recordings", str(tmp_path), "--output", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", ["offline_recordings.py", *options])
+    assert offline_recordings.main() == 130
+    out = capsys.readouterr().out
+    assert out.splitlines()[-1].endswith("; 0 were there, 1 failed, 1 finished during Ctrl-C")
+
+
 def test_a_bad_recording_is_told_and_the_others_are_done(alone, tmp_path):
     folder, _ = alone
     good = next((folder / "recordings").glob("*-1.nwb"))
@@ -230,6 +249,12 @@ def test_a_bad_recording_is_told_and_the_others_are_done(alone, tmp_path):
         assert isinstance(result, Exception) == (pathlib.Path(job.recording).name == "bad.nwb")
     assert out == [(str(tmp_path / "good.nwb"), 4.0)]
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["good.zarr"]
+
+
+def test_a_scheduler_that_is_not_there_is_told_in_one_line():
+    options = argparse.Namespace(scheduler="nowhere://1", workers=None)
+    with pytest.raises(SystemExit, match="^--scheduler nowhere://1: there is no Dask scheduler that answers"):
+        list(offline_recordings.run_on_cluster([], options, lambda *_: None))
 
 
 def test_help_shows_the_options(monkeypatch, capsys):
@@ -245,13 +270,11 @@ def test_help_shows_the_options(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (["--workers", "0"], "--workers must be at least 1, got 0"),
         (["--workers", "1", "--scheduler", "tcp://nowhere:1"], "give one of them"),
         (["--recordings", "nowhere"], "--recordings nowhere is no folder"),
-        (["--limit", "much"], "--limit"),
     ],
 )
-def test_a_wrong_option_is_named(options, named, monkeypatch, capsys):
+def test_options_that_do_not_fit_are_named(options, named, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["offline_recordings.py", *options])
     with pytest.raises(SystemExit) as stopped:
         offline_recordings.main()
