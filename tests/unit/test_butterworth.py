@@ -22,8 +22,8 @@ from helpers.transformers import TRANSFORMERS, filtered, message, using  # noqa:
 
 import ezmsg.mlx.filter as module  # noqa: E402
 from ezmsg.mlx.butterworth import ButterworthFilterSettings, ButterworthFilterTransformer  # noqa: E402
-from ezmsg.mlx.chebyshev import ChebyshevFilterTransformer  # noqa: E402
-from ezmsg.mlx.filter import FilterTransformer  # noqa: E402
+from ezmsg.mlx.chebyshev import ChebyshevFilterSettings, ChebyshevFilterTransformer  # noqa: E402
+from ezmsg.mlx.filter import FilterSettings, FilterTransformer  # noqa: E402
 
 BAND = TRANSFORMERS["Butterworth"].settings
 
@@ -103,16 +103,47 @@ def test_order_must_be_an_integer_of_0_or_more(order):
 
 
 @pytest.mark.parametrize("field", ["cuton", "cutoff"])
-@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf, "1", True, [1.0]], ids=repr)
+@pytest.mark.parametrize(
+    "value", [0.0, -1.0, math.nan, math.inf, pytest.param(10**400, id="10**400"), "1", True, [1.0]], ids=repr
+)
 def test_frequencies_must_be_finite_and_above_0(field, value):
     with pytest.raises((ValueError, TypeError), match=f"{field} is .*allowed"):
         ButterworthFilterSettings(**{field: value})
 
 
+@pytest.mark.parametrize("kind", [ButterworthFilterSettings, ChebyshevFilterSettings, FilterSettings])
 @pytest.mark.parametrize("value", ["zpk", None, (0,)], ids=repr)
-def test_kind_of_coefficients_must_be_one_of_two(value):
+def test_kind_of_coefficients_must_be_one_of_two(kind, value):
     with pytest.raises(ValueError, match="coef_type is .*allowed"):
-        ButterworthFilterSettings(coef_type=value)
+        kind(coef_type=value)
+
+
+@pytest.mark.parametrize("kind", [ButterworthFilterSettings, ChebyshevFilterSettings, FilterSettings])
+def test_what_all_filters_have_is_checked(kind):
+    for field in ("use_mlx_metal", "use_fast_sosfilt", *(["wn_hz"] if kind is not FilterSettings else [])):
+        with pytest.raises(TypeError, match=f"^{field} is 'no'; allowed are True and False"):
+            kind(**{field: "no"})
+    with pytest.raises(ValueError, match="^mlx_metal_chunk_sizes is 32; allowed"):
+        kind(mlx_metal_chunk_sizes=32)
+    with pytest.raises(TypeError, match="^axis is 0; allowed"), pytest.warns(FutureWarning):
+        kind(axis=0)
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    {
+        "order": (-1, 2.0, True, "2"),
+        "ripple_tol": (0.0, "1", True, math.inf),
+        "Wn": (0.0, "1", True, (1.0, "2"), (1.0, 2.0, 3.0), ()),
+        "btype": ("band", None),
+        "cheby_type": ("cheby3", 1),
+    }.items(),
+)
+def test_fields_of_a_chebyshev_filter_are_checked(field, values):
+    for value in values:
+        with pytest.raises(ValueError, match=f"^{field} is .*; allowed"):
+            ChebyshevFilterSettings(**{field: value})
+    ChebyshevFilterSettings(order=2, Wn=[300.0, 5000.0], btype="bandpass", ripple_tol=1, cheby_type="cheby2")
 
 
 def test_new_coefficients_make_no_warning_of_the_axis(path):

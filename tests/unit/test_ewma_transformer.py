@@ -14,7 +14,9 @@ from helpers.ewma_cases import alpha_of, corrected  # noqa: E402
 from helpers.recurrences import FS, check_close, noise  # noqa: E402
 from helpers.transformers import filtered, message, using  # noqa: E402
 
+from ezmsg.mlx.detrend import DetrendTransformer  # noqa: E402
 from ezmsg.mlx.ewma import EWMASettings, EWMATransformer  # noqa: E402
+from ezmsg.mlx.scaler import AdaptiveStandardScalerTransformer  # noqa: E402
 
 
 @pytest.fixture(params=["cpu", "plain"])
@@ -26,7 +28,11 @@ def path(request):
 # ---------------------------------------------------------------------------------------------------------- settings
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf, -math.inf, None, "1", True, 1j, [1.0]], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [0.0, -1.0, math.nan, math.inf, -math.inf, pytest.param(10**400, id="10**400"), None, "1", True, 1j, [1.0]],
+    ids=repr,
+)
 def test_time_constant_must_be_a_finite_number_above_0(value):
     with pytest.raises((ValueError, TypeError), match="time_constant is .*allowed"):
         EWMASettings(time_constant=value)
@@ -34,10 +40,40 @@ def test_time_constant_must_be_a_finite_number_above_0(value):
         dataclasses.replace(EWMASettings(), time_constant=value)
 
 
-@pytest.mark.parametrize("value", [1, 1e-320, 1e30, np.float32(0.5), np.int64(2)], ids=repr)
+@pytest.mark.parametrize("value", [1, 1e-320, 1e30, 1e300, np.float32(0.5), np.int64(2)], ids=repr)
 def test_time_constant_may_be_any_real_number(path, value):
     y = filtered(EWMATransformer(time_constant=value), mx.full((9, 2), 3.0))
     np.testing.assert_allclose(y, 3.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [EWMATransformer, DetrendTransformer, AdaptiveStandardScalerTransformer])
+@pytest.mark.parametrize("to_backend", [mx.array, np.asarray])
+def test_time_constants_without_end_weigh_all_samples_alike(path, kind, to_backend):
+    x = noise(600, 2) + 3
+    outputs = []
+    # Of the last, not even the weight of a sample at 30 kHz is a float64.
+    for value in (1e9, 1e12, 1e40, 1e300, 1.7e308):
+        transformer = kind(time_constant=value)
+        pieces = [filtered(transformer, to_backend(piece), fs=3e4) for piece in np.split(x.astype(np.float32), 3)]
+        outputs.append(np.concatenate(pieces))
+    for output in outputs[1:]:
+        np.testing.assert_allclose(output, outputs[0], rtol=1e-5, atol=1e-5)
+    if kind is EWMATransformer:
+        mean = np.cumsum(x, axis=0, dtype=np.float64) / np.arange(1, 601)[:, np.newaxis]
+        np.testing.assert_allclose(outputs[-1], mean, rtol=1e-5)
+
+
+@pytest.mark.parametrize("field", ["accumulate", "passthrough", "reset_on_resume"])
+@pytest.mark.parametrize("value", ["no", 1, None], ids=repr)
+def test_switches_must_be_true_or_false(field, value):
+    with pytest.raises(TypeError, match=f"^{field} is {value!r}; allowed are True and False"):
+        EWMASettings(**{field: value})
+    assert getattr(EWMASettings(**{field: np.bool_(True)}), field)
+
+
+def test_axis_must_be_a_name():
+    with pytest.raises(TypeError, match="^axis is 0; allowed are None and a name"), pytest.warns(FutureWarning):
+        EWMASettings(axis=0)
 
 
 # ------------------------------------------------------------------------------------------------------------ resets

@@ -2,6 +2,7 @@
 
 import math
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -208,11 +209,22 @@ def test_a_recording_that_ends_too_early_is_not_committed():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "error"), [(0.0, ValueError), (-1.0, ValueError), (math.nan, ValueError), ("1", TypeError)]
+    ("seconds", "error"),
+    [(0.0, ValueError), (-1.0, ValueError), (math.nan, ValueError), ("1", TypeError), (True, TypeError)],
 )
 def test_seconds_between_checkpoints_are_checked(seconds, error):
     with pytest.raises(error, match="checkpoint_seconds must be"):
         processed(MemorySource(), band_power_chain, checkpoint_seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"), [("rechunk", 0), ("rechunk", "x"), ("rechunk", (3000,)), ("rechunk", True), ("progress", 3)]
+)
+def test_arguments_of_a_wrong_type_are_named_before_anything_is_opened(argument, value):
+    sink = MemorySink()
+    with pytest.raises(TypeError, match=rf"^{argument} must be .* or None, got {re.escape(repr(value))}\."):
+        processed(MemorySource(), band_power_chain, sink, **{argument: value})
+    assert sink.recipe == "" and sink.n_closed == 0
 
 
 # ------------------------------------------------------------------------------------------------------ interruptions

@@ -182,9 +182,27 @@ def test_a_series_without_samples_is_refused(tmp_path):
         NWBSource(file)
 
 
-def test_the_size_of_a_chunk_is_checked(file):
-    with pytest.raises(ValueError, match="chunk_mb must be above 0, got -1"):
-        NWBSource(file, chunk_mb=-1)
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        (-1, ValueError),
+        (0.0, ValueError),
+        (np.nan, ValueError),
+        (np.inf, ValueError),
+        ("1", TypeError),
+        (True, TypeError),
+    ],
+)
+def test_the_size_of_a_chunk_is_checked(file, value, error):
+    with pytest.raises(error, match=f"^chunk_mb must be a finite number above 0, got {value!r}"):
+        NWBSource(file, chunk_mb=value)
+
+
+def test_path_and_series_are_checked(file):
+    with pytest.raises(TypeError, match="^path must be a path, got 3"):
+        NWBSource(3)
+    with pytest.raises(TypeError, match="^series must be a name or None, got 0"):
+        NWBSource(file, 0)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):

@@ -196,6 +196,20 @@ def test_rows_after_the_checkpoint_are_dropped(tmp_path):
     np.testing.assert_array_equal(zarr.open_group(str(tmp_path / "r.zarr"), mode="r")["data"][:], rows[:250])
 
 
+def test_what_was_interrupted_without_a_checkpoint_starts_over_and_says_so(tmp_path, monkeypatch, expected):
+    path = tmp_path / "results.zarr"
+    with RecordedLog() as log, killed_at(monkeypatch, ZarrSink, "_write", 1, True):
+        process(path)
+    assert not any("starting over" in info for info in log.infos)
+    assert not (tmp_path / "results.zarr.partial" / "checkpoint").exists()
+    with RecordedLog() as log:
+        assert process(path).first_sample == 0
+    (told,) = [info for info in log.infos if "starting over" in info]
+    assert "results.zarr.partial was interrupted without a checkpoint" in told
+    assert f"starting over with {MemorySource(**SOURCE).identity}" in told
+    assert_same(path, expected)
+
+
 def test_partial_results_of_other_settings_are_made_anew(tmp_path, monkeypatch, expected):
     path = tmp_path / "results.zarr"
     with killed_at(monkeypatch, ZarrSink, "_write", 4, True):
@@ -349,6 +363,11 @@ def test_results_that_do_not_fit_those_before_are_refused(tmp_path, other):
             sink.append(other)
 
 
+def test_results_without_a_dimension_are_refused(tmp_path):
+    with opened(tmp_path / "r.zarr") as sink, pytest.raises(ValueError, match="without a dimension"):
+        sink.append(AxisArray(np.array(1.0), []))
+
+
 def test_results_without_times_are_refused(tmp_path):
     with opened(tmp_path / "r.zarr") as sink, pytest.raises(ValueError, match="need an axis 'time'"):
         sink.append(replace(message(np.zeros((2, 3))), axes={}))
@@ -360,9 +379,36 @@ def test_no_results_at_all_are_an_error(tmp_path):
     assert not (tmp_path / "r.zarr").exists()
 
 
-def test_chunk_size_is_checked(tmp_path):
-    with pytest.raises(ValueError, match="chunk_mb must be above 0, got 0"):
-        ZarrSink(tmp_path / "r.zarr", chunk_mb=0)
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        (0, ValueError),
+        (-1.0, ValueError),
+        (np.nan, ValueError),
+        (np.inf, ValueError),
+        pytest.param(10**400, ValueError, id="10**400"),
+    ]
+    + [("1", TypeError), (True, TypeError), (None, TypeError)],
+    ids=str,
+)
+def test_chunk_size_is_checked(tmp_path, value, error):
+    with pytest.raises(error, match=f"^chunk_mb must be a finite number above 0, got {value!r}"):
+        ZarrSink(tmp_path / "r.zarr", chunk_mb=value)
+
+
+@pytest.mark.parametrize(
+    ("value", "error"), [(-1, ValueError), (np.nan, ValueError), ("1", TypeError), (True, TypeError)]
+)
+def test_seconds_to_wait_are_checked(tmp_path, value, error):
+    with pytest.raises(error, match=f"^wait must be a number of at least 0, got {value!r}"):
+        ZarrSink(tmp_path / "r.zarr", wait=value)
+    for allowed in (0, np.inf):
+        ZarrSink(tmp_path / "r.zarr", wait=allowed)
+
+
+def test_a_path_is_required():
+    with pytest.raises(TypeError, match="^path must be a path, got None"):
+        ZarrSink(None)
 
 
 def test_so_much_is_kept_in_memory_and_no_more(tmp_path):

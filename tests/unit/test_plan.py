@@ -398,6 +398,17 @@ def test_wrong_arguments_are_told_by_name():
             measure_working_set(keeping(1), wrong)
         with pytest.raises(TypeError, match="^A message must be an AxisArray"):
             recommend_cache_limit(keeping(1), [wrong])
+    for wrong in (message(0), None, 3):
+        with pytest.raises(TypeError, match="^messages must be an iterable of AxisArray, got "):
+            recommend_cache_limit(keeping(1), wrong)
+    for chain, factory, named in (
+        (keeping(1), "yes", "^factory must be True, False or None"),
+        ([keeping(1)], True, "^chain must be a callable without arguments where factory is True"),
+    ):
+        with pytest.raises(TypeError, match=named):
+            measure_working_set(chain, message(8), factory=factory)
+        with pytest.raises(TypeError, match=named):
+            recommend_cache_limit(chain, [message(8)], factory=factory)
     for repetitions, error in ((0, ValueError), (True, TypeError), (2.0, TypeError)):
         for measure, given in ((measure_working_set, message(8)), (recommend_cache_limit, [message(8)])):
             with pytest.raises(error, match="^repetitions must be"):

@@ -1,5 +1,6 @@
 """The power of MLX data is that of NumPy, and a square is computed as one."""
 
+import math
 from unittest import mock
 
 import numpy as np
@@ -29,3 +30,19 @@ def test_a_square_is_not_a_general_power():
         power(data, 2.0)
         power(data, 3.0)
     assert square.call_count == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        ("2", TypeError),
+        (True, TypeError),
+        (None, TypeError),
+        (2j, TypeError),
+        (math.nan, ValueError),
+        (math.inf, ValueError),
+    ],
+)
+def test_exponent_must_be_a_finite_number(value, error):
+    with pytest.raises(error, match="^exponent is .*; allowed is a finite number"):
+        PowTransformer(exponent=value)

@@ -265,6 +265,12 @@ def test_axis_must_be_one_of_the_data(shape, axis):
         chunked_scan(mx.zeros(shape), 21, (16,), None, RunningSum(0), axis=axis)
 
 
+@pytest.mark.parametrize("axis", ["time", True, 0.0, None], ids=repr)
+def test_axis_must_be_an_integer(axis):
+    with pytest.raises(TypeError, match=f"^axis is {axis!r}; allowed is an integer"):
+        chunked_scan(mx.zeros((3, 21)), 21, (16,), None, RunningSum(0), axis=axis)
+
+
 # ------------------------------------------------------------------------------------------------------- chunk sizes
 
 

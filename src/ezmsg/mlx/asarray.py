@@ -9,7 +9,9 @@ from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
 from .cache import apply_cache_limit, check_cache_limit, withdraw_cache_limit
+from .checks import check_message
 from .convert import MLX_DTYPES, NUMPY_DTYPES, is_mlx_array, mlx_to_mlx, mlx_to_numpy, numpy_to_mlx
+from .ownsettings import TransformerTakesSettings, UnitTakesSettings
 
 # MLX counts although it may not be installed, so that its absence is told by the error that names the extra.
 _BACKENDS = (*(str(member) for member in ArrayBackend), "mlx")
@@ -46,7 +48,9 @@ class AsArraySettings(sigproc.AsArraySettings):
             raise TypeError(f"dtype is {self.dtype!r}; allowed with backend {backend} are None and {allowed}.")
 
 
-class AsArrayTransformer(sigproc.AsArrayTransformer, BaseTransformer[AsArraySettings, AxisArray, AxisArray]):
+class AsArrayTransformer(
+    TransformerTakesSettings, sigproc.AsArrayTransformer, BaseTransformer[AsArraySettings, AxisArray, AxisArray]
+):
     """Convert the data of a message to another array backend.
 
     A drop-in for :obj:`ezmsg.sigproc.asarray.AsArrayTransformer`: axes, attrs and shape are untouched, a message
@@ -57,7 +61,7 @@ class AsArrayTransformer(sigproc.AsArrayTransformer, BaseTransformer[AsArraySett
         ImportError: The target is MLX and no MLX backend is installed.
         RuntimeError: The target is MLX, in a forked process where MLX would hang (see
             :func:`~ezmsg.mlx.cache.apply_cache_limit`).
-        TypeError: Data of a dtype that the target cannot hold, naming it.
+        TypeError: Data of a dtype that the target cannot hold, naming it; what is given is no message.
     """
 
     node_name: str | None = None
@@ -67,6 +71,8 @@ class AsArrayTransformer(sigproc.AsArrayTransformer, BaseTransformer[AsArraySett
     _asked_for_limit = False
 
     def _process(self, message: AxisArray) -> AxisArray:
+        if type(message) is not AxisArray:
+            check_message(message, self)
         dtype = self.settings.dtype
         data = message.data
         if self.settings.backend == "mlx":
@@ -97,7 +103,7 @@ class AsArrayTransformer(sigproc.AsArrayTransformer, BaseTransformer[AsArraySett
         return replace(message, data=converted)
 
 
-class AsArray(BaseTransformerUnit[AsArraySettings, AxisArray, AxisArray, AsArrayTransformer]):
+class AsArray(UnitTakesSettings, BaseTransformerUnit[AsArraySettings, AxisArray, AxisArray, AsArrayTransformer]):
     SETTINGS = AsArraySettings
 
     def create_processor(self) -> None:

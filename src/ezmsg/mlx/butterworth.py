@@ -7,9 +7,9 @@ import ezmsg.sigproc.butterworthfilter as sigproc
 from ezmsg.baseproc import BaseTransformerUnit
 from ezmsg.util.messages.axisarray import AxisArray
 
-from .filter import FilterByDesign
-from .scan import normalize_chunk_sizes
-from .sosfilt import MAX_CHUNK_SIZE
+from .checks import as_float, check_fields, is_real
+from .filter import FilterByDesign, check_filter_fields
+from .ownsettings import UnitTakesSettings
 
 
 class ButterworthFilterSettings(sigproc.ButterworthFilterSettings):
@@ -26,13 +26,12 @@ class ButterworthFilterSettings(sigproc.ButterworthFilterSettings):
             value = getattr(self, field)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            if not is_real(value):
                 raise TypeError(f"{field} is {value!r}; allowed is None or a finite frequency > 0.")
-            if not (math.isfinite(value) and value > 0):
+            if not 0 < as_float(value) < math.inf:
                 raise ValueError(f"{field} is {value!r}; allowed is None or a finite frequency > 0.")
-        if self.coef_type not in ("ba", "sos"):
-            raise ValueError(f"coef_type is {self.coef_type!r}; allowed are 'ba' and 'sos'.")
-        normalize_chunk_sizes(self.mlx_metal_chunk_sizes, MAX_CHUNK_SIZE, name="mlx_metal_chunk_sizes")
+        check_fields(self, flags=("wn_hz",))
+        check_filter_fields(self)
 
 
 class ButterworthFilterTransformer(FilterByDesign[ButterworthFilterSettings], sigproc.ButterworthFilterTransformer):
@@ -43,6 +42,7 @@ class ButterworthFilterTransformer(FilterByDesign[ButterworthFilterSettings], si
 
 
 class ButterworthFilter(
-    BaseTransformerUnit[ButterworthFilterSettings, AxisArray, AxisArray, ButterworthFilterTransformer]
+    UnitTakesSettings,
+    BaseTransformerUnit[ButterworthFilterSettings, AxisArray, AxisArray, ButterworthFilterTransformer],
 ):
     SETTINGS = ButterworthFilterSettings

@@ -6,6 +6,7 @@ from ezmsg.util.messages.util import replace
 
 from .convert import is_mlx_array
 from .ewma import EWMASettings, EWMATransformer
+from .ownsettings import UnitTakesSettings
 from .recurrence import as_float32
 
 
@@ -21,5 +22,5 @@ class DetrendTransformer(EWMATransformer):
         return replace(means, data=data - means.data)
 
 
-class DetrendUnit(BaseTransformerUnit[EWMASettings, AxisArray, AxisArray, DetrendTransformer]):
+class DetrendUnit(UnitTakesSettings, BaseTransformerUnit[EWMASettings, AxisArray, AxisArray, DetrendTransformer]):
     SETTINGS = EWMASettings

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from typing import TYPE_CHECKING
 
 import ezmsg.sigproc.ewma as sigproc
@@ -11,12 +10,13 @@ from ezmsg.baseproc import (
     BaseStatefulTransformer,
     BaseTransformerUnit,
     processor_state,
-    resolve_configured_stream_dim,
 )
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
+from .checks import as_float, check_fields, check_message, is_real
 from .convert import is_mlx_array
+from .ownsettings import TransformerTakesSettings, UnitTakesSettings
 from .recurrence import (
     Path,
     as_float32,
@@ -26,11 +26,12 @@ from .recurrence import (
     sampling_period,
     schedule_after,
     schedule_before,
+    stream_dimension,
     with_known_rate,
 )
 from .recurrence import default_path as _select_path
 from .recurrence import kernels as _kernels
-from .scan import normalize_chunk_sizes
+from .scan import normalize_axis, normalize_chunk_sizes
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -40,6 +41,10 @@ MAX_CHUNK_SIZE = 1024
 
 CHUNK_SIZES = (32, MAX_CHUNK_SIZE)
 """Samples a launch, by default: one size for short messages and one for long ones."""
+
+MIN_ALPHA = 2.0**-52
+"""Least weight of the newest sample in a stream: with half of it, ``1 - alpha`` may be 1 in float64, and far below it
+the weights that correct the bias are lost in float32. After 4e10 samples the first weighs 1e-5 less than the last."""
 
 _OPERATION = "an exponentially weighted moving average"
 
@@ -80,21 +85,17 @@ def ewma(
 
     Raises:
         ValueError: *alpha*, *axis*, *chunk_sizes*, *path* or the shape of *zi* is not as above.
-        TypeError: *x* or *zi* is complex, or no MLX array.
+        TypeError: *x* or *zi* is complex, or no MLX array; *axis* is no integer.
     """
     import mlx.core as mx
 
-    is_number = type(alpha) is float or (isinstance(alpha, numbers.Real) and not isinstance(alpha, bool))
-    if not (is_number and 0.0 < alpha <= 1.0):
+    if not ((type(alpha) is float or is_real(alpha)) and 0.0 < alpha <= 1.0):
         raise ValueError(f"alpha is {alpha!r}; allowed is a number > 0 and <= 1.")
     if path is not None:
         check_path(path)
     check_mlx(x=x, zi=zi)
     shape = x.shape
-    n_dims = len(shape)
-    if not -n_dims <= axis < n_dims:
-        raise ValueError(f"axis is {axis}; x of shape {shape} has {n_dims} dimensions.")
-    axis %= n_dims
+    axis = normalize_axis(axis, shape)
     if chunk_sizes is not CHUNK_SIZES:
         chunk_sizes = normalize_chunk_sizes(chunk_sizes, MAX_CHUNK_SIZE)
     before, after = shape[:axis], shape[axis + 1 :]
@@ -119,15 +120,18 @@ def ewma(
 
 class EWMASettings(sigproc.EWMASettings):
     time_constant: float = 1.0
-    """Time in seconds after which the response to a unit step has reached 1 - 1/e (about 63.2 %)."""
+    """Time in seconds after which the response to a unit step has reached 1 - 1/e (about 63.2 %).
+
+    One of more than 2**52 samples (4760 years at 30 kHz) counts as 2**52, which weigh all samples alike, too."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         tau = self.time_constant
-        if isinstance(tau, bool) or not isinstance(tau, numbers.Real):
+        if not is_real(tau):
             raise TypeError(f"time_constant is {tau!r}; allowed is a finite number of seconds > 0.")
-        if not (math.isfinite(tau) and tau > 0):
+        if not 0 < as_float(tau) < math.inf:
             raise ValueError(f"time_constant is {tau!r}; allowed is a finite number of seconds > 0.")
+        check_fields(self, flags=("accumulate", "passthrough", "reset_on_resume"), names=("axis",))
         normalize_chunk_sizes(self.mlx_metal_chunk_sizes, MAX_CHUNK_SIZE, name="mlx_metal_chunk_sizes")
 
 
@@ -150,7 +154,11 @@ class EWMAState(sigproc.EWMAState):
     """``n_seen`` at which to look whether *weight* is still needed."""
 
 
-class EWMATransformer(sigproc.EWMATransformer, BaseStatefulTransformer[EWMASettings, AxisArray, AxisArray, EWMAState]):
+class EWMATransformer(
+    TransformerTakesSettings,
+    sigproc.EWMATransformer,
+    BaseStatefulTransformer[EWMASettings, AxisArray, AxisArray, EWMAState],
+):
     """Bias-corrected exponentially weighted moving average along the stream dimension.
 
     Takes the settings of :obj:`ezmsg.sigproc.ewma.EWMATransformer` and gives its results, for MLX data on every
@@ -158,16 +166,21 @@ class EWMATransformer(sigproc.EWMATransformer, BaseStatefulTransformer[EWMASetti
     and for samples that are not finite; the bias correction counts finite samples only, channel by channel.
 
     Raises:
-        ValueError: The stream dimension has no regular axis, or one whose gain is not a finite number > 0.
-        TypeError: Complex data.
+        ValueError: The stream dimension has no regular axis, or one whose gain is not a finite number > 0; the message
+            has no dimension.
+        TypeError: Complex data; what is given is no message.
     """
 
     def __call__(self, message: AxisArray) -> AxisArray:
+        if type(message) is not AxisArray:
+            check_message(message, self)
         if 0 not in message.data.shape and not self.settings.passthrough:
             return BaseStatefulTransformer.__call__(self, message)
         return self._same_dtype(super().__call__(message))
 
     async def __acall__(self, message: AxisArray) -> AxisArray:
+        if type(message) is not AxisArray:
+            check_message(message, self)
         if 0 not in message.data.shape and not self.settings.passthrough:
             return await BaseStatefulTransformer.__acall__(self, message)
         return self._same_dtype(await super().__acall__(message))
@@ -185,7 +198,7 @@ class EWMATransformer(sigproc.EWMATransformer, BaseStatefulTransformer[EWMASetti
         return self._message_hash(message, extra=backend)
 
     def _reset_state(self, message: AxisArray) -> None:
-        dim = resolve_configured_stream_dim(self, message, self.settings.axis)
+        dim = stream_dimension(self, message, _OPERATION)
         gain = sampling_period(message, dim, _OPERATION)
         state = self._state
         if dim != state.stream_dim or not is_same_rate(gain, state.gain):
@@ -197,11 +210,12 @@ class EWMATransformer(sigproc.EWMATransformer, BaseStatefulTransformer[EWMASetti
         state.weight = None
         if not is_mlx_array(message.data):
             super()._reset_state(message)
+            state.alpha = max(state.alpha, MIN_ALPHA)
         else:
             import mlx.core as mx
 
             state.n_seen = 0
-            state.alpha = -math.expm1(-state.gain / self.settings.time_constant)
+            state.alpha = max(-math.expm1(-state.gain / self.settings.time_constant), MIN_ALPHA)
             shape = list(message.data.shape)
             shape[state.axis_idx] = 2
             # Evaluated, since only the thread that made a lazy array can do so later.
@@ -256,5 +270,5 @@ class EWMATransformer(sigproc.EWMATransformer, BaseStatefulTransformer[EWMASetti
             state.next_weight_check = state.n_seen + state.bias_settle_n
 
 
-class EWMAUnit(BaseTransformerUnit[EWMASettings, AxisArray, AxisArray, EWMATransformer]):
+class EWMAUnit(UnitTakesSettings, BaseTransformerUnit[EWMASettings, AxisArray, AxisArray, EWMATransformer]):
     SETTINGS = EWMASettings

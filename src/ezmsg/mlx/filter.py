@@ -10,15 +10,15 @@ from ezmsg.baseproc import (
     BaseTransformerUnit,
     SettingsType,
     processor_state,
-    resolve_configured_stream_dim,
     suppress_axis_deprecation,
 )
-from ezmsg.sigproc.filter import FilterSettings as FilterSettings
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 from scipy.signal import sosfilt_zi
 
+from .checks import check_fields, check_message
 from .convert import is_mlx_array
+from .ownsettings import TransformerTakesSettings, UnitTakesSettings
 from .recurrence import (
     as_float32,
     first_finite_samples,
@@ -26,11 +26,34 @@ from .recurrence import (
     sampling_period,
     schedule_after,
     schedule_before,
+    stream_dimension,
     with_known_rate,
 )
-from .sosfilt import check_sos, run_kernel, select_path
+from .scan import normalize_chunk_sizes
+from .sosfilt import MAX_CHUNK_SIZE, check_sos, run_kernel, select_path
 
 _OPERATION = "filtering"
+
+
+def check_filter_fields(settings: sigproc.FilterBaseSettings) -> None:
+    """Check what the settings of all filters have.
+
+    Raises:
+        ValueError: ``coef_type`` is none of its two values, or ``mlx_metal_chunk_sizes`` are no sizes.
+        TypeError: Another field is not of its type.
+    """
+    if settings.coef_type not in ("ba", "sos"):
+        raise ValueError(f"coef_type is {settings.coef_type!r}; allowed are 'ba' and 'sos'.")
+    check_fields(settings, flags=("use_fast_sosfilt", "use_mlx_metal"), names=("axis",))
+    normalize_chunk_sizes(settings.mlx_metal_chunk_sizes, MAX_CHUNK_SIZE, name="mlx_metal_chunk_sizes")
+
+
+class FilterSettings(sigproc.FilterSettings):
+    """The settings of :obj:`ezmsg.sigproc.filter.Filter`, checked when they are built."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_filter_fields(self)
 
 
 @processor_state
@@ -52,7 +75,9 @@ class FilterState(sigproc.FilterState):
 
 
 class FilterTransformer(
-    sigproc.FilterTransformer, BaseStatefulTransformer[FilterSettings, AxisArray, AxisArray, FilterState]
+    TransformerTakesSettings,
+    sigproc.FilterTransformer,
+    BaseStatefulTransformer[FilterSettings, AxisArray, AxisArray, FilterState],
 ):
     """Filter along the stream dimension with given coefficients.
 
@@ -65,8 +90,8 @@ class FilterTransformer(
     offset makes no transient.
 
     Raises:
-        ValueError: ``coefs`` are no sections as scipy returns them.
-        TypeError: Complex MLX data with sections.
+        ValueError: ``coefs`` are no sections as scipy returns them; the message has no dimension.
+        TypeError: Complex MLX data with sections; what is given is no message.
     """
 
     def __call__(self, message: AxisArray) -> AxisArray:
@@ -80,6 +105,8 @@ class FilterTransformer(
         return await BaseStatefulTransformer.__acall__(self, message)
 
     def _is_to_skip(self, message: AxisArray) -> bool:
+        if type(message) is not AxisArray:
+            check_message(message, self)
         return self.settings.coefs is None or 0 in message.data.shape
 
     def _skipped(self, message: AxisArray) -> AxisArray:
@@ -98,7 +125,7 @@ class FilterTransformer(
 
     def _reset_state(self, message: AxisArray) -> None:
         state = self._state
-        dim = resolve_configured_stream_dim(self, message, self.settings.axis)
+        dim = stream_dimension(self, message, _OPERATION)
         gain = getattr(message.axes.get(dim), "gain", 0.0)
         if dim != state.stream_dim or not is_same_rate(gain, state.gain):
             # Otherwise the known one stays, with which the hash of this message was taken.
@@ -146,24 +173,32 @@ class FilterTransformer(
         return replace(message, data=data)
 
 
-class Filter(BaseTransformerUnit[FilterSettings, AxisArray, AxisArray, FilterTransformer]):
+class Filter(UnitTakesSettings, BaseTransformerUnit[FilterSettings, AxisArray, AxisArray, FilterTransformer]):
     SETTINGS = FilterSettings
 
 
-class FilterByDesign(BaseStatefulTransformer[SettingsType, AxisArray, AxisArray, sigproc.FilterByDesignState]):
+class FilterByDesign(
+    TransformerTakesSettings, BaseStatefulTransformer[SettingsType, AxisArray, AxisArray, sigproc.FilterByDesignState]
+):
     """What makes a transformer of ezmsg-sigproc that designs its filter take :obj:`FilterTransformer` for it.
 
     To be named before that transformer among the bases. New settings are designed for the sampling rate of the next
     message, and the state stays if the coefficients keep their shape; in ezmsg-sigproc's units the filter starts anew.
 
     Raises:
-        ValueError: The stream dimension has no regular axis, or one whose gain is not a finite number > 0.
+        ValueError: The stream dimension has no regular axis, or one whose gain is not a finite number > 0; the message
+            has no dimension.
+        TypeError: What is given is no message.
     """
 
     def __call__(self, message: AxisArray) -> AxisArray:
+        if type(message) is not AxisArray:
+            check_message(message, self)
         return BaseStatefulTransformer.__call__(self, message) if self.settings.order else message
 
     async def __acall__(self, message: AxisArray) -> AxisArray:
+        if type(message) is not AxisArray:
+            check_message(message, self)
         return await BaseStatefulTransformer.__acall__(self, message) if self.settings.order else message
 
     def _hash_message(self, message: AxisArray) -> int:
@@ -173,7 +208,8 @@ class FilterByDesign(BaseStatefulTransformer[SettingsType, AxisArray, AxisArray,
         return self._message_hash(message)
 
     def _reset_state(self, message: AxisArray) -> None:
-        sampling_period(message, resolve_configured_stream_dim(self, message, self.settings.axis), "designing a filter")
+        operation = "designing a filter"
+        sampling_period(message, stream_dimension(self, message, operation), operation)
         before = self._state.filter
         super()._reset_state(message)
         self._state.filter = FilterTransformer(settings=self._state.filter.settings)

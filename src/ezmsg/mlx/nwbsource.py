@@ -10,6 +10,7 @@ import numpy as np
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
+from .checks import check_number, check_path
 from .extra import import_extra
 
 if typing.TYPE_CHECKING:
@@ -41,7 +42,8 @@ class NWBSource:
         FileNotFoundError: There is no such file.
         ValueError: It is no NWB file; there is no electrical series, or none of that name, or several and *series*
             does not say which; it has no samples, a rate that is not above 0, or time stamps that follow no rate;
-            *chunk_mb* is not above 0.
+            *chunk_mb* is not finite and above 0.
+        TypeError: *path* is no path; *series* is neither None nor text; *chunk_mb* is no number (bool is none).
     """
 
     n_samples: int
@@ -49,8 +51,10 @@ class NWBSource:
     identity: str
 
     def __init__(self, path: str | os.PathLike, series: str | None = None, *, chunk_mb: float = 16.0) -> None:
-        if not chunk_mb > 0:
-            raise ValueError(f"chunk_mb must be above 0, got {chunk_mb!r}.")
+        check_path("path", path)
+        if not isinstance(series, (str, type(None))):
+            raise TypeError(f"series must be a name or None, got {series!r}.")
+        check_number("chunk_mb", chunk_mb)
         self.path = Path(path)
         pynwb = import_extra("pynwb")
         with contextlib.ExitStack() as stack:

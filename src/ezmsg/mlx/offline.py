@@ -11,7 +11,6 @@ a source and a sink have to do is said by :obj:`RecordingSource` and :obj:`Resul
 """
 
 import math
-import numbers
 import pickle
 import typing
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +22,7 @@ from ezmsg.util.messages.axisarray import AxisArray
 
 from . import checkpoint
 from .checkpoint import Step
+from .checks import check_number
 from .rechunk import RechunkSettings, RechunkTransformer
 
 
@@ -63,8 +63,8 @@ class ResultSink(typing.Protocol):
         """Begin, or go on.
 
         Args:
-            recipe: The recording and the settings of the chain, as text. Complete results of another recipe are not
-                to be replaced: FileExistsError.
+            recipe: The recording and the settings of the chain, as text whose first line is the recording. Complete
+                results of another recipe are not to be replaced: FileExistsError.
             fingerprint: The recipe and what else bits depend on. A checkpoint of another one is not to be used.
         """
 
@@ -129,14 +129,19 @@ def process_recording(
 
     Raises:
         ValueError: The recording has no samples, or others than it announced; *checkpoint_seconds* is not above 0.
-        TypeError: *source* or *sink* is none; *chain_factory* builds no chain; a step returns something else than
+        TypeError: An argument is not of its type; *chain_factory* builds no chain; a step returns something else than
             messages.
         FileExistsError: The sink holds complete results of another recording or other settings.
     """
     for argument, value, method in (("source", source, "read"), ("sink", sink, "append")):
         if not callable(getattr(value, method, None)):
             raise TypeError(f"{argument} must be such as NWBSource or ZarrSink, got {value!r}.")
-    every = _samples_between_checkpoints(checkpoint_seconds, source.sampling_rate)
+    if not isinstance(rechunk, (RechunkSettings, type(None))):
+        raise TypeError(f"rechunk must be RechunkSettings or None, got {rechunk!r}.")
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress must be a callable or None, got {progress!r}.")
+    check_number("checkpoint_seconds", checkpoint_seconds, infinite=True)
+    every = checkpoint_seconds * source.sampling_rate
     if source.n_samples < 1:
         raise ValueError("The recording has no samples.")
     chain = _Chain(_steps_of(chain_factory, rechunk))
@@ -171,14 +176,6 @@ def process_recording(
         return ProcessedRecording(source.n_samples, first)
     finally:
         sink.close()
-
-
-def _samples_between_checkpoints(seconds: float, rate: float) -> float:
-    if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real):
-        raise TypeError(f"checkpoint_seconds must be a number, got {seconds!r}.")
-    if not seconds > 0:
-        raise ValueError(f"checkpoint_seconds must be above 0, got {seconds!r}.")
-    return seconds * rate
 
 
 def _steps_of(chain_factory: Callable[[], Step | Sequence[Step]], rechunk: RechunkSettings | None) -> list[Step]:

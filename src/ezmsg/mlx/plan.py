@@ -81,6 +81,8 @@ def measure_working_set(
         As :func:`recommend_cache_limit`.
     """
     _check_repetitions(repetitions)
+    _check_factory(chain, factory)
+    _length(message)
     with lifted_cache_limit():
         return _fill_cache(chain, factory, [(message, repetitions)])[0] / MIB
 
@@ -125,10 +127,14 @@ def recommend_cache_limit(
 
     Raises:
         ValueError: No message has samples, or *repetitions* is below 1.
-        TypeError: A step is not callable, or has state that cannot be copied; a message is no AxisArray.
+        TypeError: An argument is not of its type; a step is not callable, or has state that cannot be copied; a message
+            is no AxisArray.
         RuntimeError: See :func:`ezmsg.mlx.cache.lifted_cache_limit`.
     """
     _check_repetitions(repetitions)
+    _check_factory(chain, factory)
+    if not isinstance(messages, Iterable):
+        raise TypeError(f"messages must be an iterable of AxisArray, got {type(messages).__name__}.")
     counts: collections.Counter[int] = collections.Counter()
     first: dict[int, AxisArray] = {}
     for message in messages:
@@ -176,6 +182,13 @@ def _check_repetitions(repetitions: int) -> None:
         raise TypeError(f"repetitions must be an integer, got {repetitions!r}.")
     if repetitions < 1:
         raise ValueError(f"repetitions must be at least 1, got {repetitions!r}.")
+
+
+def _check_factory(chain: object, factory: bool | None) -> None:
+    if not isinstance(factory, (bool, type(None))):
+        raise TypeError(f"factory must be True, False or None, got {factory!r}.")
+    if factory and not callable(chain):
+        raise TypeError(f"chain must be a callable without arguments where factory is True, got {chain!r}.")
 
 
 def _length(message: AxisArray) -> int:

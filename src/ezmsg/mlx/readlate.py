@@ -14,6 +14,7 @@ from ezmsg.baseproc import BaseStatefulTransformer, BaseTransformerUnit, process
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
+from .checks import check_message
 from .convert import NUMPY_DTYPES, is_mlx_array, mlx_to_numpy
 
 
@@ -47,11 +48,16 @@ class ReadLateTransformer(BaseStatefulTransformer[ReadLateSettings, AxisArray, l
     ago, none at first. Order, number and values are those of a conversion at once. Put it at the end of the MLX
     segment, and call :meth:`flush` at the end of an offline run; a graph must be stopped by what it has received, since
     its unit keeps the last ``depth`` messages.
+
+    Raises:
+        TypeError: What is given is no message.
     """
 
     NONRESET_SETTINGS_FIELDS = frozenset({"depth", "dtype"})
 
     def _hash_message(self, message: AxisArray) -> int:
+        if type(message) is not AxisArray:
+            check_message(message, self)
         return 0
 
     def _reset_state(self, message: AxisArray) -> None:

@@ -21,6 +21,7 @@ from ezmsg.baseproc import (
 )
 from ezmsg.util.messages.axisarray import AxisArray
 
+from .checks import check_message
 from .segments import Layout, Segment, continues, cut, lengths
 
 
@@ -96,12 +97,15 @@ class RechunkTransformer(BaseStatefulTransformer[RechunkSettings, AxisArray, lis
     Call :meth:`flush` when the stream has ended.
 
     Raises:
-        ValueError: the message has no dimension.
+        ValueError: The message has no dimension.
+        TypeError: What is given is no message.
     """
 
     NONRESET_SETTINGS_FIELDS = frozenset({"sizes", "remainder"})
 
     def _hash_message(self, message: AxisArray) -> int:
+        if type(message) is not AxisArray:
+            check_message(message, self)
         # A reset would drop the carry. Changes are found in _process, and only while there is a carry to protect.
         return 0
 
@@ -109,11 +113,8 @@ class RechunkTransformer(BaseStatefulTransformer[RechunkSettings, AxisArray, lis
         """Keep the carry: a reset is asked for on the first message after a state was restored, too."""
 
     def _process(self, message: AxisArray) -> list[AxisArray]:
-        if not getattr(message, "dims", None):
-            raise ValueError(
-                f"Rechunk cuts AxisArray messages along a dimension, got {type(message).__name__} "
-                f"with dims={getattr(message, 'dims', None)!r}."
-            )
+        if not message.dims:
+            raise ValueError("The message has data of shape (), without a dimension; Rechunk needs one to cut along.")
         sizes = self.settings.sizes
         n_new = message.data.shape[message.get_axis_idx(resolve_stream_dim(message))]
         carry, n_carried = self._state.carry, self._state.n_carried

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+from ezmsg.baseproc import BaseStatefulTransformer, resolve_configured_stream_dim
 from ezmsg.util.messages.axisarray import AxisArray, LinearAxis
 from ezmsg.util.messages.util import replace
 
@@ -109,6 +110,17 @@ def _schedule(states: tuple[mx.array | None, ...]) -> None:
     import mlx.core as mx
 
     mx.async_eval(*(state for state in states if state is not None))
+
+
+def stream_dimension(transformer: BaseStatefulTransformer, message: AxisArray, operation: str) -> str:
+    """The dimension that *transformer* goes along: that of its settings, else the stream dimension of *message*.
+
+    Raises:
+        ValueError: *message* has no dimension; the error calls what needs one *operation*.
+    """
+    if not message.dims:
+        raise ValueError(f"The message has data of shape (), without a dimension; {operation} needs one to go along.")
+    return resolve_configured_stream_dim(transformer, message, transformer.settings.axis)
 
 
 def sampling_period(message: AxisArray, dim: str, operation: str) -> float:

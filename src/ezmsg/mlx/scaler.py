@@ -17,8 +17,10 @@ from ezmsg.baseproc import (
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
+from .checks import check_message
 from .convert import is_mlx_array
 from .ewma import EWMASettings, EWMAState, EWMATransformer
+from .ownsettings import TransformerTakesSettings, UnitTakesSettings
 from .recurrence import Path, as_float32, default_path, first_finite_samples, schedule_after, schedule_before
 
 if TYPE_CHECKING:
@@ -105,6 +107,7 @@ class AdaptiveStandardScalerState(sigproc.AdaptiveStandardScalerState): ...
 
 
 class AdaptiveStandardScalerTransformer(
+    TransformerTakesSettings,
     sigproc.AdaptiveStandardScalerTransformer,
     BaseStatefulTransformer[AdaptiveStandardScalerSettings, AxisArray, AxisArray, AdaptiveStandardScalerState],
 ):
@@ -118,8 +121,9 @@ class AdaptiveStandardScalerTransformer(
     of its channel where they were (see :func:`ezmsg.mlx.ewma.ewma`); other channels do not notice.
 
     Raises:
-        ValueError: The stream dimension has no regular axis, or one whose gain is not a finite number > 0.
-        TypeError: Complex MLX data.
+        ValueError: The stream dimension has no regular axis, or one whose gain is not a finite number > 0; the message
+            has no dimension.
+        TypeError: Complex MLX data; what is given is no message.
     """
 
     @property
@@ -136,6 +140,8 @@ class AdaptiveStandardScalerTransformer(
                     average.settings = replace(average.settings, accumulate=value)
 
     def _hash_message(self, message: AxisArray) -> int:
+        if type(message) is not AxisArray:
+            check_message(message, self)
         # The rest is looked at by the averages.
         return int(is_mlx_array(message.data))
 
@@ -157,7 +163,8 @@ class AdaptiveStandardScalerTransformer(
 
 
 class AdaptiveStandardScaler(
-    BaseTransformerUnit[AdaptiveStandardScalerSettings, AxisArray, AxisArray, AdaptiveStandardScalerTransformer]
+    UnitTakesSettings,
+    BaseTransformerUnit[AdaptiveStandardScalerSettings, AxisArray, AxisArray, AdaptiveStandardScalerTransformer],
 ):
     SETTINGS = AdaptiveStandardScalerSettings
 

@@ -14,6 +14,21 @@ if TYPE_CHECKING:
 StateT = TypeVar("StateT")
 
 
+def normalize_axis(axis: int, shape: tuple[int, ...]) -> int:
+    """*axis*, counted from the front.
+
+    Raises:
+        TypeError: *axis* is no integer (bool is none).
+        ValueError: An array of *shape* has no such axis.
+    """
+    n_dims = len(shape)
+    if type(axis) is not int and (isinstance(axis, bool) or not isinstance(axis, numbers.Integral)):
+        raise TypeError(f"axis is {axis!r}; allowed is an integer.")
+    if not -n_dims <= axis < n_dims:
+        raise ValueError(f"axis is {axis}; x of shape {shape} has {n_dims} dimensions.")
+    return int(axis) % n_dims
+
+
 def normalize_chunk_sizes(
     chunk_sizes: Iterable[int], max_chunk_size: int | None = None, *, name: str = "chunk_sizes"
 ) -> tuple[int, ...]:
@@ -97,8 +112,9 @@ def chunked_scan(
         the dtype of *x*, and *state* as it was.
 
     Raises:
-        ValueError: *n_samples* is not the length of *axis*, *chunk_sizes* are no sizes, or *launch* returned a
-            result of another length than *chunk_size*.
+        TypeError: *axis* is no integer.
+        ValueError: *x* has no such *axis*, *n_samples* is not its length, *chunk_sizes* are no sizes, or *launch*
+            returned a result of another length than *chunk_size*.
         AssertionError: A chunk before the last was padded, so that trimming the end would leave padding inside.
     """
     import mlx.core as mx
@@ -106,9 +122,7 @@ def chunked_scan(
     sizes = normalize_chunk_sizes(chunk_sizes)
     shape = x.shape
     n_dims = len(shape)
-    if not -n_dims <= axis < n_dims:
-        raise ValueError(f"axis is {axis}; x of shape {shape} has {n_dims} dimensions.")
-    axis %= n_dims
+    axis = normalize_axis(axis, shape)
     if n_samples != shape[axis]:
         raise ValueError(f"n_samples is {n_samples}, but x of shape {shape} has {shape[axis]} along axis {axis}.")
     lead = (slice(None),) * axis

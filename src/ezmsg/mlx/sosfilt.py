@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .recurrence import Path, as_float32, check_mlx, check_path, default_path, kernels
-from .scan import normalize_chunk_sizes
+from .scan import normalize_axis, normalize_chunk_sizes
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -94,16 +94,14 @@ def sosfilt(
 
     Raises:
         ValueError: *sos*, *axis*, *chunk_sizes*, *path* or the shape of *zi* is not as above.
-        TypeError: *x* or *zi* is complex, or no MLX array.
+        TypeError: *x* or *zi* is complex, or no MLX array; *axis* is no integer.
     """
     import mlx.core as mx
 
     check_path(path)
     check_mlx(x=x, zi=zi)
     sections = check_sos(sos)
-    if not -x.ndim <= axis < x.ndim:
-        raise ValueError(f"axis is {axis}; x of shape {x.shape} has {x.ndim} dimensions.")
-    axis %= x.ndim
+    axis = normalize_axis(axis, x.shape)
     sizes = normalize_chunk_sizes(chunk_sizes, MAX_CHUNK_SIZE)
     x = as_float32(x, "filtering")
     state_shape, pair_shape = ((len(sections), *x.shape[:axis], length, *x.shape[axis + 1 :]) for length in (2, 4))

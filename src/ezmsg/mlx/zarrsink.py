@@ -17,6 +17,7 @@ import numpy.typing as npt
 from ezmsg.baseproc import resolve_stream_dim
 from ezmsg.util.messages.axisarray import AxisArray, CoordinateAxis, LinearAxis
 
+from .checks import check_number, check_path
 from .convert import is_mlx_array, mlx_to_numpy
 from .extra import import_extra
 from .offline import Opened
@@ -48,13 +49,15 @@ class ZarrSink:
 
     Raises:
         ImportError: The extra ``offline`` is not installed.
-        ValueError: *chunk_mb* is not above 0.
+        ValueError: *chunk_mb* is not finite and above 0, or *wait* is below 0.
+        TypeError: *path* is no path; *chunk_mb* or *wait* is no number (bool is none).
     """
 
     def __init__(self, path: str | os.PathLike, *, chunk_mb: float = 4.0, wait: float = 0.0) -> None:
+        check_path("path", path)
+        check_number("chunk_mb", chunk_mb)
+        check_number("wait", wait, zero=True, infinite=True)
         import_extra("zarr")
-        if not chunk_mb > 0:
-            raise ValueError(f"chunk_mb must be above 0, got {chunk_mb!r}.")
         self.path = Path(path)
         self.partial = self.path.with_name(self.path.name + ".partial")
         self._chunk_bytes = chunk_mb * 2**20
@@ -140,9 +143,10 @@ class ZarrSink:
         try:
             saved = pickle.loads(checkpoint.read_bytes()) if checkpoint.exists() else None
             if saved is None:
-                pass  # interrupted before the first one, or not begun
+                if (self.partial / "results").exists():
+                    reason = "was interrupted without a checkpoint"
             elif saved["fingerprint"] != self._fingerprint:
-                reason = "its checkpoint is of another recording, of other settings or from another environment"
+                reason = "has a checkpoint of another recording, of other settings or from another environment"
             elif saved["n_written"] is None:
                 return saved["state"]
             else:
@@ -153,11 +157,12 @@ class ZarrSink:
                     self._waiting = saved["waiting"]
                     self._n_waiting = sum(len(rows) for _, rows in self._waiting)
                     return saved["state"]
-                reason = "results that its checkpoint counts on are not there"
+                reason = "lacks results that its checkpoint counts on"
         except Exception as error:  # whatever a damaged file leads to
-            reason = f"it cannot be read ({error!r})"
+            reason = f"cannot be read ({error!r})"
         if reason:
-            ez.logger.info(f"{self.partial} is not gone on with, since {reason}; starting over.")
+            recording = self._recipe.partition("\n")[0]
+            ez.logger.info(f"{self.partial} {reason}; starting over with {recording}.")
         self._forget()
         for entry in self.partial.iterdir():
             if entry.is_dir():
@@ -184,8 +189,11 @@ class ZarrSink:
         """See :obj:`ezmsg.mlx.ResultSink`. MLX data is converted.
 
         Raises:
-            ValueError: Shape, dtype or dimensions are not those of the first results; the stream dimension has no axis.
+            ValueError: Shape, dtype or dimensions are not those of the first results; the stream dimension has no axis;
+                there is no dimension.
         """
+        if not message.dims:
+            raise ValueError("Results have data of shape (), without a dimension; rows of them need one.")
         dim = resolve_stream_dim(message)
         data = mlx_to_numpy(message.data) if is_mlx_array(message.data) else np.asarray(message.data)
         data = np.moveaxis(data, message.get_axis_idx(dim), 0)

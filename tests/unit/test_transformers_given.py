@@ -1,0 +1,165 @@
+"""What every transformer of the package makes of what it does not expect: no message, no dimension, other settings."""
+
+import asyncio
+import dataclasses
+import warnings
+
+import ezmsg.core as ez
+import ezmsg.sigproc.asarray
+import ezmsg.sigproc.butterworthfilter
+import ezmsg.sigproc.cheby
+import ezmsg.sigproc.ewma
+import ezmsg.sigproc.filter
+import ezmsg.sigproc.math.pow
+import ezmsg.sigproc.scaler
+import numpy as np
+import pytest
+from ezmsg.util.messages.axisarray import AxisArray
+
+mx = pytest.importorskip("mlx.core")
+
+from helpers.recurrences import BAND_PASS  # noqa: E402
+from helpers.transformers import call  # noqa: E402
+
+import ezmsg.mlx as package  # noqa: E402
+
+BAND = {"order": 2, "cuton": 300.0, "cutoff": 5000.0, "coef_type": "sos"}
+ALONG_A_DIMENSION = {
+    "EWMATransformer": {},
+    "DetrendTransformer": {},
+    "AdaptiveStandardScalerTransformer": {},
+    "FilterTransformer": {"coefs": BAND_PASS, "coef_type": "sos"},
+    "ButterworthFilterTransformer": BAND,
+    "ChebyshevFilterTransformer": {"order": 2, "Wn": 300.0, "ripple_tol": 1.0, "coef_type": "sos"},
+    "RechunkTransformer": {},
+}
+TRANSFORMERS = {
+    **ALONG_A_DIMENSION,
+    "AsArrayTransformer": {"backend": "numpy"},
+    "PowTransformer": {},
+    "ReadLateTransformer": {"depth": 0},
+}
+
+SIGPROC = {
+    ("AsArrayTransformer", "AsArray"): ezmsg.sigproc.asarray.AsArraySettings(backend="mlx", dtype="float16"),
+    ("EWMATransformer", "EWMAUnit"): ezmsg.sigproc.ewma.EWMASettings(time_constant=0.5),
+    ("DetrendTransformer", "DetrendUnit"): ezmsg.sigproc.ewma.EWMASettings(time_constant=0.5),
+    ("AdaptiveStandardScalerTransformer", "AdaptiveStandardScaler"): (
+        ezmsg.sigproc.scaler.AdaptiveStandardScalerSettings(time_constant=0.5)
+    ),
+    ("FilterTransformer", "Filter"): ezmsg.sigproc.filter.FilterSettings(coefs=None, coef_type="sos"),
+    ("ButterworthFilterTransformer", "ButterworthFilter"): (
+        ezmsg.sigproc.butterworthfilter.ButterworthFilterSettings(**BAND)
+    ),
+    ("ChebyshevFilterTransformer", "ChebyshevFilter"): (
+        ezmsg.sigproc.cheby.ChebyshevFilterSettings(order=2, Wn=300.0, ripple_tol=1.0)
+    ),
+    ("PowTransformer", "Pow"): ezmsg.sigproc.math.pow.PowSettings(exponent=3.0),
+}
+
+
+def make(name: str):
+    return getattr(package, name)(**TRANSFORMERS[name])
+
+
+def test_every_transformer_is_here():
+    assert {name for name in package.__all__ if name.endswith("Transformer")} == set(TRANSFORMERS)
+
+
+# ---------------------------------------------------------------------------------------------------------- messages
+
+
+@pytest.mark.parametrize("how", ["sync", "async"])
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_what_is_no_message_is_refused_and_named(name, how):
+    transformer = make(name)
+    for given in (np.zeros((3, 2)), mx.zeros((3, 2)), [1.0], None, "text"):
+        kind = type(given).__name__
+        with pytest.raises(TypeError, match=f"^{name} takes an AxisArray as its message, got a {kind}.$"):
+            call(transformer, given, how)
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_a_message_of_a_class_derived_from_axisarray_is_one(name):
+    @dataclasses.dataclass(eq=False)
+    class Special(AxisArray):
+        pass
+
+    given = Special(np.ones((5, 2), np.float32), ["time", "ch"], axes={"time": AxisArray.TimeAxis(fs=30000.0)})
+    make(name)(given)
+
+
+@pytest.mark.parametrize("how", ["sync", "async"])
+@pytest.mark.parametrize("name", ALONG_A_DIMENSION)
+def test_a_message_without_a_dimension_is_refused_and_the_next_one_is_taken(name, how):
+    transformer = make(name)
+    for data in (np.array(1.0), mx.array(1.0)):
+        for _ in range(2):
+            with pytest.raises(
+                ValueError, match=r"^The message has data of shape \(\), without a dimension; .* needs "
+            ):
+                call(transformer, AxisArray(data, [], axes={"time": AxisArray.TimeAxis(fs=30000.0)}), how)
+        call(transformer, AxisArray(mx.ones((5, 2)), ["time", "ch"], {"time": AxisArray.TimeAxis(fs=30000.0)}), how)
+
+
+# ---------------------------------------------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(("names", "given"), SIGPROC.items(), ids=[name for name, _ in SIGPROC])
+def test_settings_of_sigproc_count_as_ours(names, given):
+    transformer, unit = (getattr(package, name) for name in names)
+    running, running_unit = transformer(), unit()
+    running.update_settings(given)
+    running_unit.apply_settings(given)
+    taken = [made.settings for made in (transformer(given), transformer(settings=given), running)]
+    taken += [made.SETTINGS for made in (unit(given), unit(settings=given), running_unit)]
+    for settings in taken:
+        assert type(settings) is transformer.get_settings_type() is unit.SETTINGS
+        assert dataclasses.asdict(settings) == dataclasses.asdict(given)
+
+
+def test_settings_of_sigproc_reach_a_running_unit():
+    unit = package.EWMAUnit(time_constant=1.0)
+    unit.create_processor()
+    asyncio.run(unit.on_settings(ezmsg.sigproc.ewma.EWMASettings(time_constant=0.25)))
+    assert type(unit.processor.settings) is package.EWMASettings
+    assert unit.processor.settings.time_constant == 0.25
+
+
+def test_settings_of_sigproc_are_checked():
+    for make in (package.EWMATransformer, package.EWMAUnit):
+        with pytest.raises(ValueError, match="time_constant is -1.0; allowed"):
+            make(ezmsg.sigproc.ewma.EWMASettings(time_constant=-1.0))
+
+
+def test_settings_of_sigproc_warn_of_the_axis_once():
+    with pytest.warns(FutureWarning):
+        given = ezmsg.sigproc.ewma.EWMASettings(axis="time")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert package.EWMATransformer(given).settings.axis == "time"
+
+
+def test_single_fields_of_a_running_filter_can_be_replaced():
+    transformer = package.ButterworthFilterTransformer(**BAND)
+    transformer.update_settings(order=3)
+    assert transformer.settings == package.ButterworthFilterSettings(**{**BAND, "order": 3})
+
+
+class Unrelated(ez.Settings):
+    order: int = 2
+
+
+@pytest.mark.parametrize("names", SIGPROC, ids=[name for name, _ in SIGPROC])
+def test_settings_of_another_kind_are_refused(names):
+    transformer, unit = (getattr(package, name) for name in names)
+    allowed = f"settings is .*Unrelated.*; allowed is {transformer.get_settings_type().__module__}"
+    for make in (transformer, unit):
+        with pytest.raises(TypeError, match=allowed):
+            make(Unrelated())
+        with pytest.raises(TypeError, match=allowed):
+            make(settings=Unrelated())
+    with pytest.raises(TypeError, match=allowed):
+        transformer().update_settings(Unrelated())
+    with pytest.raises(TypeError, match=allowed):
+        unit().apply_settings(Unrelated())
