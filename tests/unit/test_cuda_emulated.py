@@ -7,22 +7,29 @@ mx = pytest.importorskip("mlx.core")
 from helpers import cuda_emulation  # noqa: E402
 from helpers.ewma_cases import OWN_CASES  # noqa: E402
 from helpers.recurrence_cases import CASES, EXACT_CASES  # noqa: E402
-from helpers.recurrences import RECURRENCES  # noqa: E402
+from helpers.recurrences import FILTERS, RECURRENCES  # noqa: E402
 from helpers.sosfilt_cases import CASES as SOSFILT_CASES  # noqa: E402
+from helpers.transformers import filtered, using  # noqa: E402
 
+from ezmsg.mlx.ewma import EWMATransformer  # noqa: E402
+from ezmsg.mlx.filter import FilterTransformer  # noqa: E402
 from ezmsg.mlx.kernels import cuda, cuda_sosfilt  # noqa: E402
 
 pytestmark = pytest.mark.skipif(cuda_emulation.COMPILER is None, reason="needs Linux and a C++ compiler")
 
 
+def forget_kernels():
+    for module in (cuda, cuda_sosfilt):
+        module._kernel.cache_clear()
+        module._compile_ahead.cache_clear()
+
+
 @pytest.fixture(autouse=True)
 def emulated(monkeypatch):
     monkeypatch.setattr(mx.fast, "cuda_kernel", cuda_emulation.CudaKernel)
-    for module in (cuda, cuda_sosfilt):
-        module._kernel.cache_clear()
+    forget_kernels()
     yield
-    for module in (cuda, cuda_sosfilt):
-        module._kernel.cache_clear()
+    forget_kernels()
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -47,3 +54,23 @@ def test_case_of_ewma(case):
 @pytest.mark.parametrize("case", SOSFILT_CASES)
 def test_case_of_sosfilt(case):
     SOSFILT_CASES[case]("cuda")
+
+
+@pytest.mark.parametrize("n_channels", [1, 3, 40])
+@pytest.mark.parametrize("kind", [EWMATransformer, FilterTransformer])
+@pytest.mark.parametrize("lengths", [(300, 3000), (3000, 300)], ids=repr)
+def test_the_first_message_compiles_all_that_a_stream_needs(kind, n_channels, lengths, monkeypatch):
+    settings = {"coefs": FILTERS["band-pass 8"], "coef_type": "sos"} if kind is FilterTransformer else {}
+    transformer = kind(**settings)
+    launched = set()
+
+    def note(kernel, **arguments):
+        launched.add(kernel.name)
+        return [mx.zeros(shape) for shape in arguments["output_shapes"]]
+
+    monkeypatch.setattr(cuda_emulation.CudaKernel, "__call__", note)
+    with using("cuda"):
+        filtered(transformer, mx.ones((lengths[0], n_channels)))
+        at_first = set(launched)
+        filtered(transformer, mx.ones((lengths[1], n_channels)))
+    assert launched == at_first and len(launched) > 1

@@ -271,7 +271,7 @@ def test_path_is_chosen_for_each_message_anew_and_may_change_within_the_stream(h
     for piece, path in zip(np.split(x, 9), itertools.cycle(["cpu", "plain", "plain"])):
         with using(path) as chosen:
             pieces.append(filtered(transformer, mx.array(piece)))
-        assert chosen == [path]
+        assert set(chosen) == {path}
     check_close(np.concatenate(pieces), habits.expected_of(x), habits.tolerance)
 
 

@@ -23,6 +23,7 @@ from .recurrence import (
     as_float32,
     first_finite_samples,
     is_same_rate,
+    kernels,
     sampling_period,
     schedule_after,
     schedule_before,
@@ -141,6 +142,9 @@ class FilterTransformer(
         from .kernels.layout import LARGEST_SAMPLE, to_pairs
 
         state.sections = check_sos(self.settings.coefs)
+        if select_path() == "cuda":
+            n_channels = message.data.size // message.data.shape[state.axis_idx]
+            kernels("cuda_sosfilt").compile_ahead(len(state.sections), n_channels)
         data = as_float32(message.data, _OPERATION)
         # A start at a sample that the filter itself leaves out would never be forgotten.
         data = mx.where(mx.abs(data) < LARGEST_SAMPLE, data, np.nan)

@@ -222,6 +222,20 @@ def _launch(
     return y, zf
 
 
+def compile_ahead(n_channels: int) -> None:
+    """Compile what data of *n_channels* will need, which takes some 2 s for each of two kernels and in each process.
+
+    For the start of a stream: else the second one stops it at its first message of the other kind, after a stall.
+    """
+    _compile_ahead(min(n_channels, LANES))
+
+
+@functools.cache
+def _compile_ahead(n_channels: int) -> None:
+    for n_samples in (1, LONE_TILE + 1):
+        mx.eval(ewma(mx.zeros((n_samples, n_channels)), 0.5, mx.zeros((2, n_channels)), 0, ()))
+
+
 def grid_size(n_samples: int) -> int:
     """The length in samples of the buffer for *n_samples*: eight lengths an octave, the next that holds them.
 

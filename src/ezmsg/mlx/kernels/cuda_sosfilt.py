@@ -137,6 +137,18 @@ def _launch_long(
     return y, zf
 
 
+def compile_ahead(n_sections: int, n_channels: int) -> None:
+    """See :func:`ezmsg.mlx.kernels.cuda.compile_ahead`."""
+    _compile_ahead(n_sections, min(n_channels, LANES))
+
+
+@functools.cache
+def _compile_ahead(n_sections: int, n_channels: int) -> None:
+    sos = np.tile([1.0, 0.0, 0.0, 1.0, 0.0, 0.0], (n_sections, 1))
+    for n_samples in (1, LONE_TILE + 1):
+        mx.eval(sosfilt(mx.zeros((n_samples, n_channels)), sos, mx.zeros((n_sections, 4, n_channels)), 0, ()))
+
+
 def sosfilt(
     x: mx.array, sos: npt.NDArray[np.float64], zi: mx.array, axis: int, chunk_sizes: tuple[int, ...]
 ) -> tuple[mx.array, mx.array]:
