@@ -13,10 +13,11 @@ import ezmsg.core as ez
 import mlx.core as mx
 import numpy as np
 from ewma_chain_offline import make_chain
+from ezmsg.util.messages.axisarray import AxisArray
 from rich.console import Console
 from rich.table import Table
 
-from ezmsg.mlx import ReadLateTransformer, SimulatedAcquisitionSettings, simulated_acquisition
+from ezmsg.mlx import EWMATransformer, ReadLateTransformer, SimulatedAcquisitionSettings, simulated_acquisition
 from ezmsg.mlx.convert import numpy_to_mlx
 from ezmsg.mlx.ewma import ewma
 
@@ -49,6 +50,19 @@ def bandwidth() -> float:
     mx.eval(x)
     (time_us,) = microseconds(evaluated(lambda: (x + 1,)), n=5)
     return 2 * x.nbytes / time_us * 1e6
+
+
+def starts(console: Console) -> None:
+    """To be called before anything else has compiled a kernel."""
+    table = Table("message", "ms", title="A stream's first messages: the first one compiles for all")
+    transformer, dims, axes = EWMATransformer(), ["time", "ch"], {"time": AxisArray.TimeAxis(fs=30000.0)}
+    for name, n_samples in (("first, 300 x 256", 300), ("second, 3000 x 256", 3000), ("third, 3000 x 256", 3000)):
+        x = mx.zeros((n_samples, 256))
+        mx.eval(x)
+        begin = time.perf_counter()
+        mx.eval(transformer(AxisArray(x, dims, axes)).data)
+        table.add_row(name, f"{(time.perf_counter() - begin) * 1e3:.1f}")
+    console.print(table)
 
 
 def averages(console: Console) -> None:
@@ -119,6 +133,7 @@ def main() -> None:
     ez.logger.setLevel("WARNING")
     console = Console(width=110)
     console.print(f"MLX {mx.__version__}, {mx.device_info().get('device_name', mx.default_device())}")
+    starts(console)
     averages(console)
     uploads(console)
     chain(console)
