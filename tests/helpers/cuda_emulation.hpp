@@ -1,5 +1,5 @@
 // What a kernel for CUDA needs to run on a CPU: each block is a thread of the system, each of its threads a context
-// that goes on until it has to wait for others of the block.
+// that goes on until it has to wait for others of the block. Blocks take turns, so that all runs are alike.
 
 #include <math.h>
 #include <setjmp.h>
@@ -8,10 +8,11 @@
 #include <string.h>
 #include <ucontext.h>
 
-#include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -29,9 +30,6 @@ namespace emulation {
 
 constexpr unsigned WARP = 32;
 constexpr size_t STACK = 1 << 15;
-
-// How often a word of another block has been looked at.
-static std::atomic<unsigned long> n_looks{0};
 
 enum class Waits { for_nobody, for_warp, for_block, no_more };
 
@@ -126,25 +124,73 @@ inline void run_block(Block& here, unsigned index, Index size, const std::functi
   }
 }
 
+// One of some threads of the system goes on, the others wait.
+class Turns {
+ public:
+  explicit Turns(unsigned n) : holds_(n), n_left_(n), here_(n, true) {}
+
+  void begin(unsigned me) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    holds_[me].wait(lock, [&] { return turn_ == me; });
+  }
+
+  void pass(unsigned me) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    give();
+    holds_[me].wait(lock, [&] { return turn_ == me; });
+  }
+
+  void leave(unsigned me) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    here_[me] = false;
+    if (--n_left_) give();
+  }
+
+  bool is_last() const { return n_left_ == 1; }
+
+ private:
+  void give() {
+    do turn_ = (turn_ + 1) % here_.size();
+    while (!here_[turn_]);
+    holds_[turn_].notify_one();
+  }
+
+  std::mutex mutex_;
+  std::vector<std::condition_variable> holds_;
+  unsigned n_left_, turn_ = 0;
+  std::vector<bool> here_;
+};
+
+static Turns* turns;
+static thread_local unsigned worker, n_looks;
+
+// A word of another block is looked at, maybe in vain.
+inline void look() {
+  if (++n_looks % 32 == 0) turns->pass(worker);
+}
+
 // *n_at_once* blocks at a time, which start in the order of their index. The first is the slowest: what waits for it
 // has to wait, and finds that many others have told what they can without it.
 inline void run(unsigned n_blocks, Index size, unsigned n_at_once, const std::function<void()>& body) {
   // Kept, for new memory costs more than to run in it.
   static std::vector<Block> blocks;
-  if (blocks.size() < n_at_once) blocks = std::vector<Block>(n_at_once);
-  std::atomic<unsigned> next{0}, n_done{0};
-  unsigned long enough = n_looks + 1000 * n_at_once;
+  unsigned n_workers = n_at_once < n_blocks ? n_at_once : n_blocks, next = 0;
+  if (blocks.size() < n_workers) blocks = std::vector<Block>(n_workers);
+  Turns of_run(n_workers);
+  turns = &of_run;
   std::vector<std::thread> workers;
-  for (unsigned i = 0; i < n_at_once && i < n_blocks; ++i) {
+  for (unsigned i = 0; i < n_workers; ++i) {
     workers.emplace_back([&, i] {
+      worker = i;
+      of_run.begin(i);
       for (unsigned index = next++; index < n_blocks; index = next++) {
-        while (index == 0 && n_looks < enough && n_done + 1 < n_blocks) std::this_thread::yield();
+        for (int wait = 0; index == 0 && wait < 30 && !of_run.is_last(); ++wait) of_run.pass(i);
         run_block(blocks[i], index, size, body);
-        ++n_done;
       }
+      of_run.leave(i);
     });
   }
-  for (std::thread& worker : workers) worker.join();
+  for (std::thread& thread : workers) thread.join();
 }
 
 template <typename To, typename From>
@@ -170,8 +216,7 @@ inline unsigned __float_as_uint(float value) { return emulation::same_bits<unsig
 inline float __int_as_float(int value) { return emulation::same_bits<float>(value); }
 
 inline float __uint_as_float(unsigned value) {
-  // What a block hears from another goes through here: while it waits, the other has its turn.
-  ++emulation::n_looks;
-  std::this_thread::yield();
+  // What a block hears from another goes through here.
+  emulation::look();
   return emulation::same_bits<float>(value);
 }

@@ -16,6 +16,7 @@ from helpers.transformers import filtered, message, using  # noqa: E402
 
 from ezmsg.mlx.detrend import DetrendTransformer  # noqa: E402
 from ezmsg.mlx.ewma import EWMASettings, EWMATransformer  # noqa: E402
+from ezmsg.mlx.kernels import cpu, cpu_memory  # noqa: E402
 from ezmsg.mlx.scaler import AdaptiveStandardScalerTransformer  # noqa: E402
 
 
@@ -143,3 +144,20 @@ def test_state_that_needs_no_correction_goes_on_as_well(path):
         state = pickle.loads(pickle.dumps(state))
     check_close(np.concatenate(pieces), corrected(x, alpha_of(0.001)))
     assert state[0].weight is None
+
+
+def test_first_message_compiles_for_short_and_for_long_ones(monkeypatch):
+    modes, run = set(), cpu._ewma
+
+    def note(x, y, in_place, *rest):
+        modes.add(in_place)
+        run(x, y, in_place, *rest)
+
+    monkeypatch.setattr(cpu, "_ewma", note)
+    cpu._compile_ahead.cache_clear()
+    with using("cpu"):
+        transformer = EWMATransformer()
+        filtered(transformer, mx.ones((5, 3)))
+        assert modes == {None, True}
+        filtered(transformer, mx.ones((cpu_memory.KEPT_FLOATS, 3)))
+    assert modes == {None, True}

@@ -217,7 +217,7 @@ class EWMATransformer(
             state.n_seen = 0
             state.alpha = max(-math.expm1(-state.gain / self.settings.time_constant), MIN_ALPHA)
             shape = list(message.data.shape)
-            if (path := _select_path()) == "cuda":
+            if (path := _select_path()) in ("cpu", "cuda"):
                 _kernels(path).compile_ahead(message.data.size // shape[state.axis_idx])
             shape[state.axis_idx] = 2
             # Evaluated, since only the thread that made a lazy array can do so later.

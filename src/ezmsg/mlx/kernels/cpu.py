@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import mlx.core as mx
@@ -90,6 +91,21 @@ def _ewma(x: np.ndarray, y: np.ndarray, in_place: bool | None, zi: np.ndarray, z
                 state = _hold(x[outer, :, channel], y[outer, :, channel], before[outer, channel], alpha)
             zf[outer, 0, channel] = state
             zf[outer, 1, channel] = state - np.float64(zf[outer, 0, channel])
+
+
+def compile_ahead(n_channels: int) -> None:
+    """Compile, or load, what short and long messages need: some 30 ms each, half a second on a new machine.
+
+    For the start of a stream, as :func:`ezmsg.mlx.kernels.cuda.compile_ahead`. Nothing depends on *n_channels* here.
+    """
+    _compile_ahead()
+
+
+@functools.cache
+def _compile_ahead() -> None:
+    x, z = np.zeros((1, 1, 2), np.float32), np.zeros((1, 2, 2), np.float32)
+    for in_place in (None, True):
+        _ewma(x, x.copy(), in_place, z, z.copy(), 0.5)
 
 
 def ewma(x: mx.array, alpha: float, zi: mx.array, axis: int, chunk_sizes: tuple[int, ...]) -> tuple[mx.array, mx.array]:
