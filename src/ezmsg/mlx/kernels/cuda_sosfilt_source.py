@@ -138,8 +138,8 @@ __device__ void go_on(
 }
 
 // The samples that are not taken are in *values* as they were.
-template <int SAMPLES, typename Value>
-__device__ void store(float* y, size_t first, size_t n, size_t n_channels, const Value* values) {
+template <int SAMPLES>
+__device__ void store(float* y, size_t first, size_t n, size_t n_channels, const double* values) {
   #pragma unroll
   for (int i = 0; i < SAMPLES; ++i) {
     if (first + i < n) y[(first + i) * n_channels] = float(values[i]);
