@@ -16,6 +16,7 @@ from ezmsg.sigproc.aggregate import AggregationFunction
 from ezmsg.sigproc.binned_aggregate import BinnedAggregateSettings
 from ezmsg.sigproc.math.log import LogSettings
 from ezmsg.util.messages.axisarray import AxisArray
+from interrupts import Interrupts
 from memory_view import memory_table
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -139,8 +140,10 @@ class ProgressLine:
         self._bar = Progress(BarColumn(width), TextColumn("{task.description}"))
         self._task = self._bar.add_task("starting", total=duration)
         self._live = Live(get_renderable=self._view, refresh_per_second=10)
+        self._interrupts = Interrupts()
 
     def __enter__(self) -> "ProgressLine":
+        self._interrupts.__enter__()
         if sys.stdout.isatty():
             self._live.start()
         return self
@@ -149,6 +152,7 @@ class ProgressLine:
         return Group(self._bar, memory_table(self.memory)) if self.memory else self._bar
 
     def update(self, seconds: float, meter: Meter) -> None:
+        self._interrupts.check()
         now = time.monotonic()
         # From the first features on, for the processes start and the kernels compile before them.
         self._first = self._first or (now, seconds)
@@ -171,6 +175,7 @@ class ProgressLine:
             rich.print(memory_table(self.memory))
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        self._interrupts.__exit__()
         if sys.stdout.isatty():
             self._live.stop()
         else:

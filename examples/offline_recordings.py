@@ -27,6 +27,7 @@ import checked_options as checked
 import ezmsg.core as ez
 import offline_features
 import rich
+from interrupts import Interrupts
 from offline_features import Job, Outcome
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -176,16 +177,20 @@ class View:
         self._jobs = jobs
         self._there_before = _finished(jobs)
         self._told: set[Job] = set()
+        self._interrupts = Interrupts()
         self._begin = time.monotonic()
 
     def __enter__(self) -> "View":
+        self._interrupts.__enter__()
         self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._interrupts.__exit__()
         self._bar.stop()
 
     def report(self, recording: str, seconds: float) -> None:
+        self._interrupts.check()
         self._seconds[recording] = seconds
         speed = sum(self._seconds.values()) / (time.monotonic() - self._begin)
         self._bar.update(self._task, description=f"recordings ({speed:.0f}x real time)")

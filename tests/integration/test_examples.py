@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import cache_behaviour
 import checked_options
@@ -23,7 +24,7 @@ import transformer_shapes
 from helpers import reference
 from helpers.scripts import SHARED_MEMORY, Script
 
-from ezmsg.mlx import SimulatedAcquisitionSettings, message_lengths, simulated_acquisition
+from ezmsg.mlx import SimulatedAcquisitionSettings, memory_snapshot, message_lengths, simulated_acquisition
 
 pytest.importorskip("mlx.core")
 
@@ -112,6 +113,30 @@ def test_the_summary_tells_the_stream_and_the_limit_in_force(runs, script):
     assert f"messages   {len(lengths)}, of {len(set(lengths))} different lengths" in out
     node = {"ewma_chain_offline": "AsArrayTransformer", "ewma_chain_graph": "CHAIN/TO_MLX"}[script]
     assert re.search(rf"^limit +512 MiB, asked for by {node}", out, re.MULTILINE)
+
+
+def swallow_an_interrupt() -> None:
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        return
+    pytest.fail("no KeyboardInterrupt")
+
+
+def test_an_interrupt_that_was_swallowed_ends_the_run_all_the_same():
+    handler = signal.getsignal(signal.SIGINT)
+    with ewma_chain.ProgressLine(1.0) as progress:
+        swallow_an_interrupt()
+        # Where a graph shows its progress, in a thread of its own, there is nothing to end.
+        with ThreadPoolExecutor(1) as other:
+            other.submit(progress.update, 0.1, ewma_chain.Meter(memory=memory_snapshot())).result()
+        progress.update(0.2, ewma_chain.Meter(memory=memory_snapshot()))
+        pytest.fail("it went on")
+    assert progress.interrupted
+    with pytest.raises(KeyboardInterrupt), offline_recordings.View([]) as view:
+        swallow_an_interrupt()
+        view.report("recording", 1.0)
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
