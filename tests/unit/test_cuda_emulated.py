@@ -18,7 +18,7 @@ from ezmsg.mlx.ewma import EWMATransformer  # noqa: E402
 from ezmsg.mlx.filter import FilterTransformer  # noqa: E402
 from ezmsg.mlx.kernels import cuda, cuda_sosfilt  # noqa: E402
 
-# Some of all coefficients, for a kernel takes most of a second to build and runs 1000 times slower than on a GPU.
+# Some of all coefficients, for each number of sections is a kernel of its own, which takes most of a second to build.
 SOME = {
     "ewma": ("0.01 s", "300.0 s", "alpha 0.999999"),
     "sosfilt": ("band-pass 2", "band-pass 4", "high-pass 0.5 Hz 8", "notch 60 Hz", "no feedback"),

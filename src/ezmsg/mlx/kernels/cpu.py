@@ -94,7 +94,7 @@ def _ewma(x: np.ndarray, y: np.ndarray, in_place: bool | None, zi: np.ndarray, z
 
 
 def compile_ahead(n_channels: int) -> None:
-    """Compile, or load, what short and long messages need: some 30 ms each, half a second on a new machine.
+    """Load what short and long messages need, some 30 ms each; or compile it, 2.5 s each, once on a machine.
 
     For the start of a stream, as :func:`ezmsg.mlx.kernels.cuda.compile_ahead`. Nothing depends on *n_channels* here.
     """

@@ -44,9 +44,9 @@ def computed(samples: Samples, shape: tuple[int, ...], run: Callable[[Samples, S
 def _kept_memory() -> Samples:
     """The memory of this thread, which begins half a page into a page.
 
-    Buffers of MLX and numpy often begin 16 bytes after each other in their pages. A copy between such neighbours, of
-    up to 512 KiB, takes four times as long on AMD Zen with glibc before 2.39, whose memcpy takes ``rep movsb``: a fifth
-    of the messages of 300 x 256 in a chain.
+    Buffers of MLX and numpy often begin 16 bytes after each other in their pages: a fifth of those of 300 x 256 in the
+    example chain. From such a one to its neighbour glibc's memcpy (2.36), which takes ``rep movsb`` on AMD Zen for up
+    to 512 KiB, copies at a tenth of the speed.
     """
     try:
         return _kept.memory
