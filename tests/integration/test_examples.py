@@ -115,6 +115,13 @@ def test_the_summary_tells_the_stream_and_the_limit_in_force(runs, script):
     assert re.search(rf"^limit +512 MiB, asked for by {node}", out, re.MULTILINE)
 
 
+def test_the_memory_stands_below_the_last_line_even_if_it_was_told_later(capsys):
+    with ewma_chain.ProgressLine(1.0) as progress:
+        progress.update(0.1, ewma_chain.Meter(memory=memory_snapshot()))
+        progress.memory = memory_snapshot()
+    assert "MLX active" in capsys.readouterr().out.splitlines()[1]
+
+
 def swallow_an_interrupt() -> None:
     try:
         signal.raise_signal(signal.SIGINT)
