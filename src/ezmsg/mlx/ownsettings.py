@@ -7,6 +7,7 @@ class for the value of the first field.
 
 import dataclasses
 import typing
+from collections.abc import Callable
 
 import ezmsg.core as ez
 from ezmsg.baseproc import suppress_axis_deprecation
@@ -30,9 +31,7 @@ def own_settings(kind: type[ez.Settings], given: ez.Settings) -> ez.Settings:
 
 
 class _TakesSettings:
-    @classmethod
-    def _settings_class(cls) -> type[ez.Settings]:
-        raise NotImplementedError
+    _settings_class: Callable[[], type[ez.Settings]]
 
     def __init__(self, *args: object, settings: ez.Settings | None = None, **kwargs: object) -> None:
         if settings is None and args and isinstance(args[0], ez.Settings):
