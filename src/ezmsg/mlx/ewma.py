@@ -93,7 +93,8 @@ def ewma(
         raise ValueError(f"alpha is {alpha!r}; allowed is a number > 0 and <= 1.")
     if path is not None:
         check_path(path)
-    check_mlx(x=x, zi=zi)
+    if not (isinstance(x, mx.array) and isinstance(zi, mx.array)):
+        check_mlx(x=x, zi=zi)
     shape = x.shape
     axis = normalize_axis(axis, shape)
     if chunk_sizes is not CHUNK_SIZES:

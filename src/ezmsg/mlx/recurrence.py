@@ -24,6 +24,8 @@ rate wobble in the last digits; a filter that starts anew each time never settle
 Path = Literal["cpu", "cuda", "metal", "plain"]
 """Kernels of a recurrence: numba's, those written for CUDA, those for Metal, and plain MLX operations."""
 
+_PATHS: tuple[Path, ...] = get_args(Path)
+
 
 def default_path() -> Path:
     """The path for MLX's default device, as it is now: a GPU build may run on its CPU device."""
@@ -46,8 +48,8 @@ def check_path(path: str | None) -> None:
     Raises:
         ValueError: *path* is neither None nor a :data:`Path`.
     """
-    if path is not None and path not in get_args(Path):
-        raise ValueError(f"path is {path!r}; allowed are {', '.join(get_args(Path))} and None.")
+    if path is not None and path not in _PATHS:
+        raise ValueError(f"path is {path!r}; allowed are {', '.join(_PATHS)} and None.")
 
 
 def check_mlx(x: mx.array, zi: mx.array | None) -> None:

@@ -73,8 +73,14 @@ def _valid_length(valid: int) -> mx.array:
 
 def _next_chunk(remaining: int, sizes: tuple[int, ...]) -> tuple[int, int]:
     """Size of the next chunk, and how many of its samples are data: the smallest that holds all, else the largest."""
-    size = sizes[min(bisect.bisect_left(sizes, remaining), len(sizes) - 1)]
-    return size, min(remaining, size)
+    largest = sizes[-1]
+    if remaining >= largest:
+        return largest, largest
+    return sizes[bisect.bisect_left(sizes, remaining)], remaining
+
+
+def _part(x: mx.array, axis: int, start: int, end: int | None) -> mx.array:
+    return x[(*(slice(None),) * axis, slice(start, end))]
 
 
 def chunked_scan(
@@ -117,22 +123,18 @@ def chunked_scan(
             returned a result of another length than *chunk_size*.
         AssertionError: A chunk before the last was padded, so that trimming the end would leave padding inside.
     """
-    import mlx.core as mx
-
     sizes = normalize_chunk_sizes(chunk_sizes)
     shape = x.shape
-    n_dims = len(shape)
     axis = normalize_axis(axis, shape)
     if n_samples != shape[axis]:
         raise ValueError(f"n_samples is {n_samples}, but x of shape {shape} has {shape[axis]} along axis {axis}.")
-    lead = (slice(None),) * axis
 
     chunks = []
     start = padded_length = 0
     while start < n_samples:
         size, valid = _next_chunk(n_samples - start, sizes)
         end = start + valid
-        chunk = x if valid == n_samples else x[(*lead, slice(start, end))]
+        chunk = x if valid == n_samples else _part(x, axis, start, end)
         if valid < size:
             if end != n_samples:
                 # A raise and not an assert statement, which python -O would remove.
@@ -141,16 +143,22 @@ def chunked_scan(
                     f"{n_samples}; the trimmed result would hold padding as data."
                 )
             if pad:
-                chunk = mx.pad(chunk, [(0, size - valid if dim == axis else 0) for dim in range(n_dims)])
+                import mlx.core as mx
+
+                chunk = mx.pad(chunk, [(0, size - valid if dim == axis else 0) for dim in range(len(shape))])
         y, state = launch(chunk, state, size, _valid_length(valid))
-        if y.ndim <= axis or y.shape[axis] != size:
+        y_shape = y.shape
+        if len(y_shape) <= axis or y_shape[axis] != size:
             raise ValueError(
-                f"launch returned shape {y.shape} for a chunk of shape {chunk.shape}, not {size} along axis {axis}."
+                f"launch returned shape {y_shape} for a chunk of shape {chunk.shape}, not {size} along axis {axis}."
             )
         chunks.append(y)
         padded_length += size
         start = end
     if not chunks:
         return x, state
-    y = chunks[0] if len(chunks) == 1 else mx.concatenate(chunks, axis=axis)
-    return (y if padded_length == n_samples else y[(*lead, slice(n_samples))]), state
+    if len(chunks) > 1:
+        import mlx.core as mx
+
+        y = mx.concatenate(chunks, axis=axis)
+    return (y if padded_length == n_samples else _part(y, axis, 0, n_samples)), state
