@@ -31,3 +31,11 @@ def test_long_messages_follow_float64(time_constant):
     x, alpha = noise(300000, 4) + 5, alpha_of(time_constant)
     y, _ = EWMA.in_pieces(mx.array(x), [299990], alpha, zero_state(x.shape), "cuda")
     check_close(y, reference(x, alpha))
+
+
+def test_long_messages_in_one_compiled_function_tell_apart():
+    # Of the same shape and made alike, so that what each launch writes to must not become one array.
+    x, alphas = noise(30000, 40) + 5, (alpha_of(0.01), alpha_of(1.0))
+    averages = mx.compile(lambda data: [ewma(data, alpha, zero_state(x.shape), axis=0)[0] for alpha in alphas])
+    for y, alpha in zip(averages(mx.array(x)), alphas, strict=True):
+        check_close(y, reference(x, alpha))

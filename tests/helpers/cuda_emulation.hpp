@@ -212,11 +212,18 @@ inline int __all_sync(unsigned, int vote) {
 }
 
 inline int __popc(unsigned value) { return __builtin_popcount(value); }
-inline unsigned __float_as_uint(float value) { return emulation::same_bits<unsigned>(value); }
 inline float __int_as_float(int value) { return emulation::same_bits<float>(value); }
+inline long long __double_as_longlong(double value) { return emulation::same_bits<long long>(value); }
+inline double __longlong_as_double(long long value) { return emulation::same_bits<double>(value); }
 
-inline float __uint_as_float(unsigned value) {
+struct alignas(16) ulonglong2 {
+  unsigned long long x, y;
+};
+
+inline ulonglong2 __ldcv(const ulonglong2* at) {
   // What a block hears from another goes through here.
   emulation::look();
-  return emulation::same_bits<float>(value);
+  return *at;
 }
+
+inline void __nanosleep(unsigned) { emulation::look(); }

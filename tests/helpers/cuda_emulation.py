@@ -54,6 +54,10 @@ def _compiled(source: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
+def _unwritten(shape: tuple[int, ...], dtype: mx.Dtype) -> np.ndarray:
+    return np.full(shape, math.nan, np.float32) if dtype == mx.float32 else np.full(shape, -1, np.int64)
+
+
 @dataclasses.dataclass(frozen=True)
 class CudaKernel:
     """Takes the place of ``mlx.core.fast.cuda_kernel``, as far as this package uses it; evaluates at once."""
@@ -78,19 +82,18 @@ class CudaKernel:
         assert width * height <= 1024 and n_blocks < 2**31, "the limits of CUDA"
         arrays = [np.ascontiguousarray(np.asarray(array)) for array in inputs]
         # What a kernel leaves unwritten is nothing to be read.
-        results = [np.full(shape, math.nan, np.float32) for shape in output_shapes]
-        assert all(dtype == mx.float32 for dtype in output_dtypes)
+        results = [_unwritten(shape, dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
         shapes = [np.array(array.shape, np.int32) for array in arrays]
-        run = getattr(_compiled(self._cpp([array.dtype for array in inputs])), self.name)
+        run = getattr(_compiled(self._cpp([array.dtype for array in inputs], output_dtypes)), self.name)
         run(
             *(ctypes.c_void_p(array.ctypes.data) for array in (*arrays, *results, *shapes)),
             *map(ctypes.c_uint, (n_blocks, width, height, blocks_at_once)),
         )
         return [mx.array(result) for result in results]
 
-    def _cpp(self, dtypes: Sequence[mx.Dtype]) -> str:
+    def _cpp(self, dtypes: Sequence[mx.Dtype], output_dtypes: Sequence[mx.Dtype]) -> str:
         arguments = [f"const {C_TYPES[dtype]}* {name}" for name, dtype in zip(self.input_names, dtypes, strict=True)]
-        arguments += [f"float* {name}" for name in self.output_names]
+        arguments += [f"{C_TYPES[dtype]}* {name}" for name, dtype in zip(self.output_names, output_dtypes, strict=True)]
         arguments += [f"const int* {name}_shape" for name in self.input_names]
         arguments += [f"unsigned {name}" for name in ("n_blocks", "block_width", "block_height", "n_at_once")]
         return (

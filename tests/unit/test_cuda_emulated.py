@@ -1,7 +1,9 @@
 """The kernels for CUDA as they are, on the CPU: what a machine without a GPU can tell of them."""
 
 import dataclasses
+import math
 
+import numpy as np
 import pytest
 
 mx = pytest.importorskip("mlx.core")
@@ -16,12 +18,19 @@ from helpers.transformers import filtered, using  # noqa: E402
 
 from ezmsg.mlx.ewma import EWMATransformer  # noqa: E402
 from ezmsg.mlx.filter import FilterTransformer  # noqa: E402
-from ezmsg.mlx.kernels import cuda, cuda_sosfilt  # noqa: E402
+from ezmsg.mlx.kernels import cuda, cuda_lookback, cuda_sosfilt  # noqa: E402
 
 # Some of all coefficients, for each number of sections is a kernel of its own, which takes most of a second to build.
 SOME = {
     "ewma": ("0.01 s", "300.0 s", "alpha 0.999999"),
-    "sosfilt": ("band-pass 2", "band-pass 4", "high-pass 0.5 Hz 8", "notch 60 Hz", "no feedback"),
+    "sosfilt": (
+        "band-pass 2",
+        "band-pass 0.5 to 10000 Hz 3",
+        "band-pass 4",
+        "high-pass 0.5 Hz 8",
+        "notch 60 Hz",
+        "no feedback",
+    ),
 }
 RECURRENCES = {
     name: dataclasses.replace(ALL[name], coefficients={key: ALL[name].coefficients[key] for key in keys})
@@ -32,6 +41,7 @@ pytestmark = pytest.mark.skipif(cuda_emulation.COMPILER is None, reason="needs L
 
 
 def forget_kernels():
+    cuda_lookback._zeros.cache_clear()
     for module in (cuda, cuda_sosfilt):
         module._kernel.cache_clear()
         module._compile_ahead.cache_clear()
@@ -57,6 +67,12 @@ def test_exact_case_of_all_recurrences(recurrence, case, monkeypatch):
     # So many that all tiles that a tile looks back to at first wait as well, for two groups of channels.
     monkeypatch.setattr(cuda_emulation, "blocks_at_once", 24)
     EXACT_CASES[case](RECURRENCES[recurrence], "cuda")
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (5, 2, 7), (3, 4, 257)], ids=repr)
+def test_nothing_is_told_at_first(sizes):
+    told = np.asarray(cuda_lookback.nothing_told(*sizes))
+    assert told.dtype == np.int64 and told.size >= 2 * math.prod(sizes) and not told.any()
 
 
 @pytest.mark.parametrize("case", OWN_CASES)

@@ -1,9 +1,9 @@
 """Kernels for CUDA, through ``mx.fast.cuda_kernel``: data time first, blocks along time and channels.
 
-A block takes a tile of samples and up to 32 channels. Each thread keeps consecutive samples of one channel in
-registers, runs the recurrence over them from a zero state, and learns from the threads before it what the true state
-was; the first thread of a channel learns it from the tiles before, as :mod:`ezmsg.mlx.kernels.cuda_lookback` says. One
-launch, whatever the length, that reads and writes each sample once.
+A block takes a tile of samples and up to 32 channels. Each thread has consecutive samples of one channel, in registers
+or, of a longer message, in shared memory. It runs the recurrence over them from a zero state, and learns from the
+threads before it what the true state was; the first thread of a channel learns it from the tiles before, as
+:mod:`ezmsg.mlx.kernels.cuda_lookback` says. Whatever the length, each sample is read and written once.
 
 Computed on the deviation from the average before the message, in float32; the state, and what links the tiles, in
 float64 (a few operations a tile and channel).
@@ -18,11 +18,13 @@ import mlx.core as mx
 import numpy as np
 
 from ..scan import chunked_scan
-from .cuda_lookback import LANES, LOOK_BACK, PLACE, blocks, nothing_told
+from . import cuda_ewma_source
+from .cuda_lookback import nothing_told
+from .cuda_samples import LANES, blocks
 from .layout import time_back, time_first
 
 SAMPLES = 32
-"""Samples that one thread keeps in registers."""
+"""Samples of one thread."""
 
 LONE_TILE = 16 * SAMPLES
 """Samples of the largest message that is one block along time."""
@@ -32,126 +34,6 @@ THREADS = 8
 
 TILE = THREADS * SAMPLES
 """Samples of such a block."""
-
-_COMMON = r"""
-namespace {
-
-// Beyond this a deviation is taken for one that is not finite, before sums of its kind overflow.
-constexpr float LARGEST = 3.4e38f;
-
-// Samples past the end count as not finite: like those, they leave the state alone.
-template <int SAMPLES>
-__device__ void load(const float* x, size_t first, size_t n, size_t channel, size_t n_channels, float* samples) {
-  #pragma unroll
-  for (int i = 0; i < SAMPLES; ++i) {
-    samples[i] = first + i < n ? x[(first + i) * n_channels + channel] : __int_as_float(0x7fffffff);
-  }
-}
-
-// The average that deviations are taken from, and the state (1 - alpha) * (y[-1] - average) that remains.
-struct Before {
-  double average;
-  float high;
-  float low;
-  double state;
-};
-
-// From scipy's state (1 - alpha) * y[-1], held as a float32 and what that rounding lost. A short memory gains
-// nothing from deviations, and would divide a state that need not be its own by next to nothing.
-__device__ Before state_before(const float* zi, size_t channel, size_t n_channels, double alpha) {
-  double state = double(zi[channel]) + double(zi[n_channels + channel]);
-  if (alpha > 0.5) return {0.0, 0.0f, 0.0f, state};
-  double average = state / (1.0 - alpha);
-  float high = float(average);
-  return {average, high, float(average - double(high)), 0.0};
-}
-
-}  // namespace
-"""
-
-_ALONE = r"""
-  double alpha = double(coefficients[0]) + double(coefficients[1]);
-  float alpha_f = coefficients[0];
-  float beta_f = coefficients[5];
-  float samples[SAMPLES];
-  load<SAMPLES>(x, first, n, channel, n_channels, samples);
-  Before before = state_before(zi, channel, n_channels, alpha);
-
-  // What this thread's samples alone make of a state of zero; one that was there decays with each finite sample.
-  float state = 0.0f;
-  int n_finite = 0;
-  #pragma unroll
-  for (int i = 0; i < SAMPLES; ++i) {
-    float deviation = (samples[i] - before.high) - before.low;
-    if (fabsf(deviation) < LARGEST) {
-      state = beta_f * fmaf(alpha_f, deviation, state);
-      ++n_finite;
-    }
-  }
-  __shared__ float all_states[THREADS][LANES];
-  __shared__ float all_decays[THREADS][LANES];
-  all_states[thread][lane] = state;
-  all_decays[thread][lane] = coefficients[4 + n_finite];
-"""
-
-_LONE = r"""
-  __syncthreads();
-  state = float(before.state);
-"""
-
-_LINK = r"""
-  __shared__ int all_finite[THREADS][LANES];
-  all_finite[thread][lane] = n_finite;
-  __shared__ double befores[1][LANES];
-  if (thread == 0) befores[0][lane] = before.state;
-  __syncthreads();
-  double alone = 0.0;
-  int of_tile = 0;
-  if (thread == 0) {
-    float total = 0.0f;
-    #pragma unroll
-    for (int i = 0; i < THREADS; ++i) {
-      total = fmaf(all_decays[i][lane], total, all_states[i][lane]);
-      of_tile += all_finite[i][lane];
-    }
-    alone = double(total);
-  }
-  __shared__ double starts[1][LANES];
-  __shared__ double afters[1][LANES];
-  link<1, THREADS>(
-      told, tile, channel, n_channels, of_tile, &alone, befores, starts, afters,
-      [&](int finite, const double* of_others, double* of_channel) {
-        double beta_tile = double(coefficients[2]) + double(coefficients[3]);
-        double decay = finite == TILE ? beta_tile : pow(1.0 - alpha, double(finite));
-        *of_channel = fma(decay, *of_channel, *of_others);
-      });
-  state = float(starts[0][lane]);
-"""
-
-_RESULT = r"""
-  #pragma unroll
-  for (int i = 0; i < THREADS - 1; ++i) {
-    if (i < thread) state = fmaf(all_decays[i][lane], state, all_states[i][lane]);
-  }
-  if (!active) return;
-  #pragma unroll
-  for (int i = 0; i < SAMPLES; ++i) {
-    float deviation = (samples[i] - before.high) - before.low;
-    float result = samples[i];
-    if (fabsf(deviation) < LARGEST) {
-      float moved = fmaf(alpha_f, deviation, state);
-      state = beta_f * moved;
-      result = before.high + (before.low + moved);
-    }
-    if (first + i < n) y[(first + i) * n_channels + channel] = result;
-  }
-  if (thread == THREADS - 1 && tile == (n - 1) / TILE) {
-    double after = (1.0 - alpha) * before.average + double(state);
-    float high = float(after);
-    zf[channel] = high;
-    zf[n_channels + channel] = float(after - double(high));
-  }
-"""
 
 
 @functools.cache
@@ -165,12 +47,9 @@ def _kernel(lone: bool, lanes: int):  # noqa: ANN202 - an opaque callable of MLX
         name=f"ezmsg_mlx_ewma_{'lone' if lone else 'long'}_" + "_".join(map(str, constants.values())),
         input_names=["x", "zi", "coefficients"] + ["told"] * (not lone),
         output_names=["y", "zf"],
-        header=_COMMON + LOOK_BACK * (not lone),
+        header=cuda_ewma_source.LONE_HEADER if lone else cuda_ewma_source.LONG_HEADER,
         source="".join(f"constexpr int {key} = {value};\n" for key, value in constants.items())
-        + PLACE
-        + _ALONE
-        + (_LONE if lone else _LINK)
-        + _RESULT,
+        + (cuda_ewma_source.LONE if lone else cuda_ewma_source.LONG),
     )
 
 

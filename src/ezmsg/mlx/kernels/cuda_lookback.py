@@ -11,166 +11,153 @@ D. Merrill, M. Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-ba
 from __future__ import annotations
 
 import functools
-import itertools
 
 import mlx.core as mx
-import numpy as np
-
-LANES = 32
-"""Channels of a block for a long message: the threads of a warp."""
-
-PLACE = r"""
-  size_t n = x_shape[0];
-  size_t n_channels = x_shape[1];
-  size_t n_groups = (n_channels + LANES - 1) / LANES;
-  size_t tile = blockIdx.x / n_groups;
-  int thread = threadIdx.y;
-  int lane = threadIdx.x;
-  size_t channel = blockIdx.x % n_groups * LANES + lane;
-  bool active = channel < n_channels;
-  if (!active) channel = n_channels - 1;
-  size_t first = tile * TILE + thread * SAMPLES;
-"""
-"""What a thread works on: the samples from number ``first`` on of ``channel``. Beyond the last channel it repeats that
-one and writes nothing."""
 
 LOOK_BACK = r"""
 namespace {
 
-// What a tile has told: what it makes of a state of zero, or the state after it. Above these two bits of a tag is the
-// number of samples that the state goes over.
+// What a tile has told of a state: its value, and a tag, zero before anything was told. The lowest two bits of a tag
+// say whether the value is what the tile makes of a state of zero, or the state after it; above them is the number of
+// samples that the state goes over. Such a word of 16 bytes is written and read at once, as CUB does it, so that nobody
+// takes a value with the tag of another.
 constexpr unsigned ALONE = 1;
 constexpr unsigned AFTER = 2;
+constexpr unsigned NAP_NS = 20;
 
-// A float64 travels as two words, each a float32 and the tag, so that no other block ever takes a half of it for all.
-__device__ double as_it_travels(double value) {
-  float high = float(value);
-  return double(high) + double(float(value - double(high)));
+// Relaxed and for this GPU alone: what is for the whole system takes longer.
+__device__ ulonglong2 word_at(const ulonglong2* at) {
+#ifdef __CUDA_ARCH__
+  ulonglong2 word;
+  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(word.x), "=l"(word.y) : "l"(at) : "memory");
+  return word;
+#else
+  return __ldcv(at);
+#endif
+}
+
+__device__ void set_word(ulonglong2* at, double value, unsigned long long tag) {
+#ifdef __CUDA_ARCH__
+  asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(at), "l"(__double_as_longlong(value)), "l"(tag)
+               : "memory");
+#else
+  *at = {(unsigned long long)(__double_as_longlong(value)), tag};
+#endif
 }
 
 template <int SIZE>
-__device__ void tell(const int64_t* told, size_t at, size_t n_channels, const double* values, unsigned tag) {
+__device__ void tell(const int64_t* told, size_t at, unsigned n_channels, const double* values, unsigned tag) {
+  auto word = reinterpret_cast<ulonglong2*>(const_cast<int64_t*>(told)) + at;
   #pragma unroll
-  for (int i = 0; i < SIZE; ++i) {
-    float high = float(values[i]);
-    float halves[] = {high, float(values[i] - double(high))};
-    #pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      auto word = reinterpret_cast<volatile unsigned long long*>(const_cast<int64_t*>(told));
-      word[at + (2 * i + k) * n_channels] = (unsigned long long)(tag) << 32 | __float_as_uint(halves[k]);
-    }
-  }
+  for (int i = 0; i < SIZE; ++i) set_word(word + size_t(i) * n_channels, values[i], tag);
 }
 
-// Waits until something was told, and returns its tag.
+// Waits until something was told of a kind that is *wanted*, and returns its tag. Looks at one word while it waits, so
+// as to leave the memory to the others.
 template <int SIZE>
-__device__ unsigned hear(const int64_t* told, size_t at, size_t n_channels, double* values) {
-  auto word = reinterpret_cast<const volatile unsigned long long*>(told) + at;
+__device__ unsigned hear(const int64_t* told, size_t at, unsigned n_channels, unsigned wanted, double* values) {
+  auto word = reinterpret_cast<const ulonglong2*>(told) + at;
   while (true) {
-    unsigned tags = 0;
-    bool is_whole = true;
+    ulonglong2 heard[SIZE];
+    #pragma unroll
+    for (int i = 0; i < SIZE; ++i) heard[i] = word_at(word + size_t(i) * n_channels);
+    bool is_whole = (heard[0].y & wanted) != 0;
     #pragma unroll
     for (int i = 0; i < SIZE; ++i) {
-      unsigned long long high = word[2 * i * n_channels];
-      unsigned long long low = word[(2 * i + 1) * n_channels];
-      if (i == 0) tags = unsigned(high >> 32);
-      is_whole = is_whole && unsigned(high >> 32) == tags && unsigned(low >> 32) == tags;
-      values[i] = double(__uint_as_float(unsigned(high))) + double(__uint_as_float(unsigned(low)));
+      is_whole = is_whole && heard[i].y == heard[0].y;
+      values[i] = __longlong_as_double((long long)(heard[i].x));
     }
-    if (is_whole && tags) return tags;
+    if (is_whole) return unsigned(heard[0].y);
+    while (!(word_at(word).y & wanted)) __nanosleep(NAP_NS);
   }
 }
 
 // Gives *start*, the state before the tile, and to the first thread of each channel *after*, the state after it. That
-// thread brings *alone*, what the *taken* samples of the tile make of a state of zero; *before* is the state before the
-// message, *go_on(taken, alone, state)* what becomes of a state over a tile.
-template <int SIZE, int THREADS, typename GoOn>
+// thread brings *alone*, what the *taken* samples of the tile make of a state of zero. *before(state)* gives the state
+// before the message; *go_over(alone, taken, begin, end, state)* takes a state over some tiles.
+//
+// Each thread listens to one of the tiles before. The farthest is the first of which the state after it will be known,
+// so that the last thread waits for that; what the nearer ones have told by then is enough. The result does not depend
+// on which tiles were quick, since all compute it in the same steps.
+template <int SIZE, int THREADS, typename Before, typename GoOver>
 __device__ void link(
-    const int64_t* told, size_t tile, size_t channel, size_t n_channels, int taken, const double* alone,
-    const double (*before)[32], double (*start)[32], double (*after)[32], GoOn go_on) {
-  // The first row is of the tile itself, the next of the one before it, and so on.
+    const int64_t* told, unsigned tile, unsigned channel, unsigned n_channels, int taken, const double* alone,
+    double (*start)[32], double* after, Before before, GoOver go_over) {
+  // A row for each of the tiles before, the farthest first, and one for the tile itself.
   __shared__ double heard[THREADS + 1][SIZE][32];
-  __shared__ unsigned tags[THREADS + 1][32];
-  __shared__ bool is_known;
-  size_t of_tile = 2 * SIZE * n_channels;
+  __shared__ int counts[THREADS + 1][32];
+  __shared__ bool is_after[THREADS][32];
+  size_t of_tile = size_t(SIZE) * n_channels;
   unsigned thread = threadIdx.y;
   unsigned lane = threadIdx.x;
+  unsigned row = THREADS - 1 - thread;
   if (thread == 0) {
-    tags[0][lane] = unsigned(taken) << 2 | ALONE;
+    counts[THREADS][lane] = taken;
     #pragma unroll
-    for (int i = 0; i < SIZE; ++i) heard[0][i][lane] = as_it_travels(alone[i]);
-    if (tile) tell<SIZE>(told, tile * of_tile + channel, n_channels, alone, tags[0][lane]);
+    for (int i = 0; i < SIZE; ++i) heard[THREADS][i][lane] = alone[i];
+    if (tile) tell<SIZE>(told, tile * of_tile + channel, n_channels, alone, unsigned(taken) << 2 | ALONE);
   }
-  do {
-    double values[SIZE];
-    unsigned tag = AFTER;
-    if (thread < tile) {
-      tag = hear<SIZE>(told, (tile - 1 - thread) * of_tile + channel, n_channels, values);
-    } else {
-      #pragma unroll
-      for (int i = 0; i < SIZE; ++i) values[i] = before[i][lane];
-    }
+  double values[SIZE];
+  unsigned tag = AFTER;
+  if (thread < tile) {
+    unsigned wanted = row ? ALONE | AFTER : AFTER;
+    tag = hear<SIZE>(told, (tile - 1 - thread) * of_tile + channel, n_channels, wanted, values);
+  } else {
+    before(values);
+  }
+  #pragma unroll
+  for (int i = 0; i < SIZE; ++i) heard[row][i][lane] = values[i];
+  counts[row][lane] = int(tag >> 2);
+  is_after[row][lane] = tag & AFTER;
+  __syncthreads();
+  if (thread == 0) {
+    int known = THREADS - 1;
+    while (!is_after[known][lane]) --known;
     #pragma unroll
-    for (int i = 0; i < SIZE; ++i) heard[thread + 1][i][lane] = values[i];
-    tags[thread + 1][lane] = tag;
-    __syncthreads();
-    if (thread == 0) {
-      int other = 1;
-      while (other <= THREADS && (tags[other][lane] & 3) != AFTER) ++other;
-      bool of_all = __all_sync(~0u, other <= THREADS);
-      if (lane == 0) is_known = of_all;
-      if (of_all) {
-        #pragma unroll
-        for (int i = 0; i < SIZE; ++i) values[i] = heard[other][i][lane];
-        #pragma unroll 1
-        while (other-- > 0) {
-          if (other == 0) {
-            #pragma unroll
-            for (int i = 0; i < SIZE; ++i) start[i][lane] = values[i];
-          }
-          double of_other[SIZE];
-          #pragma unroll
-          for (int i = 0; i < SIZE; ++i) of_other[i] = heard[other][i][lane];
-          go_on(tags[other][lane] >> 2, of_other, values);
-          // So that the result does not depend on which tiles were quick.
-          #pragma unroll
-          for (int i = 0; i < SIZE; ++i) values[i] = as_it_travels(values[i]);
-        }
-        tell<SIZE>(told, tile * of_tile + channel, n_channels, values, AFTER);
-        #pragma unroll
-        for (int i = 0; i < SIZE; ++i) after[i][lane] = values[i];
+    for (int i = 0; i < SIZE; ++i) after[i] = heard[known][i][lane];
+    // Over the tiles between, then over the tile itself.
+    #pragma unroll 1
+    for (int end = THREADS; end <= THREADS + 1; ++end) {
+      go_over(heard, counts, end == THREADS ? known + 1 : THREADS, end, after);
+      #pragma unroll
+      for (int i = 0; i < SIZE; ++i) {
+        if (end == THREADS) start[i][lane] = after[i];
       }
     }
-    __syncthreads();
-  } while (!is_known);
+    tell<SIZE>(told, tile * of_tile + channel, n_channels, after, AFTER);
+  }
+  __syncthreads();
 }
 
 }  // namespace
 """
 
 
-def blocks(n_tiles: int, n_threads: int, n_channels: int) -> dict[str, tuple[int, int, int]]:
-    """The blocks for a message, each with *n_threads* along time, in the words of ``mlx.core.fast.cuda_kernel``.
-
-    All along x, tile after tile, since that is the order in which they start.
-    """
-    n_blocks = n_tiles * -(-n_channels // LANES)
-    return {"grid": (n_blocks * LANES, n_threads, 1), "threadgroup": (LANES, n_threads, 1)}
-
-
-_calls = itertools.count(1)
+_WORDS_A_BLOCK = 256
 
 
 @functools.cache
-def _zero() -> mx.array:
-    return mx.array(np.zeros(1, np.int64))
+def _zeros():  # noqa: ANN202 - an opaque callable of MLX
+    return mx.fast.cuda_kernel(
+        name="ezmsg_mlx_nothing_told",
+        input_names=[],
+        output_names=["told"],
+        source=f"reinterpret_cast<ulonglong2*>(told)[blockIdx.x * size_t({_WORDS_A_BLOCK}) + threadIdx.x] = {{0, 0}};",
+    )
 
 
 def nothing_told(n_tiles: int, n_states: int, n_channels: int) -> mx.array:
     """Room for what each tile tells of its *n_states* states of each channel, with nothing told.
 
-    Zeros, in memory of its own, since the kernel writes to it. So no two calls may come out as the same expression,
-    of which `mx.compile` would make one array; and `mx.zeros` would upload a scalar with each message.
+    Zeros, in memory of its own, since the kernel writes to it: `mx.compile` makes one array of two `mx.zeros` of the
+    same shape, and none of what two calls of a kernel give.
     """
-    call = next(_calls)
-    return mx.broadcast_to(_zero(), (n_tiles, 2 * n_states, n_channels)) * mx.arange(call, call + 1, dtype=mx.int64)
+    n_blocks = -(-n_tiles * n_states * n_channels // _WORDS_A_BLOCK)
+    (told,) = _zeros()(
+        inputs=[],
+        output_shapes=[(n_blocks * _WORDS_A_BLOCK, 2)],
+        output_dtypes=[mx.int64],
+        grid=(n_blocks * _WORDS_A_BLOCK, 1, 1),
+        threadgroup=(_WORDS_A_BLOCK, 1, 1),
+    )
+    return told

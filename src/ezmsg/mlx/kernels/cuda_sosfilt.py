@@ -2,9 +2,9 @@
 
 A short message is one block for a few channels: a thread keeps 16 consecutive samples of one channel in registers, runs
 a section over them from a zero state, learns from the threads before it what the true state was, runs it again, and
-goes on to the next section. In a longer one a block takes a tile of samples, all sections at once, and learns what the
-state before it was as :mod:`ezmsg.mlx.kernels.cuda_lookback` says. Either way each sample is read and written once, up
-to two sections; more of them in a longer message take more passes.
+goes on to the next section. In a longer one a block takes a tile of samples to shared memory, runs two sections at
+once over it, learns what the state before it was as :mod:`ezmsg.mlx.kernels.cuda_lookback` says, and goes on to the
+next two. Each sample is read and written once (twice where an odd section is left over).
 
 float64, since scipy's state needs it where a pole is next to 1. A data-centre GPU has half as many float64 units as
 float32 ones, which keeps pace with memory for two sections; other GPUs have 1/64: one second of 1024 channels at
@@ -20,22 +20,26 @@ import numpy as np
 import numpy.typing as npt
 
 from ..scan import chunked_scan
+from . import cuda_sosfilt_lone, cuda_sosfilt_long
 from .cuda import grid_size
-from .cuda_lookback import LANES, LOOK_BACK, PLACE, blocks, nothing_told
-from .cuda_sosfilt_source import HEADER, LONE, LONG
+from .cuda_lookback import nothing_told
+from .cuda_samples import LANES, blocks
 from .layout import time_back, time_first
 
 LONE_SAMPLES = 16
 """Samples that one thread keeps in registers in a message that is one block along time."""
 
-LONE_TILE = 32 * LONE_SAMPLES
+LONE_THREADS = 32
+"""Threads of a block along time for such a message."""
+
+LONE_TILE = LONE_THREADS * LONE_SAMPLES
 """Samples of the largest such message."""
 
 LONE_LANES = 8
 """Channels of a block for such a message; few, so that 256 channels are spread over 32 multiprocessors."""
 
 SAMPLES = 32
-"""Samples of a thread in a longer message, in shared memory: five blocks of one section, three of two, fit in an SM."""
+"""Samples of a thread in a longer message: six blocks of one section, or five of two, fit in a multiprocessor."""
 
 THREADS = 6
 """Threads of a block of a longer message along time."""
@@ -43,24 +47,33 @@ THREADS = 6
 TILE = THREADS * SAMPLES
 """Samples of such a block."""
 
-MAX_SECTIONS = 2
-"""Sections of a pass over a longer message: with more, the registers of a thread leave room for one block. What one
-pass hands to the next is float32: 8e-8 of the peak off for a band-pass of four sections, instead of 4e-8."""
+SECTIONS = 2
+"""Sections that a longer message goes through at a time: four at once need twice the registers, and are slower than two
+times two. What is handed to the next two is float32: 8e-8 of the peak off for a band-pass of four sections, instead of
+4e-8."""
 
 
 @functools.cache
-def _kernel(name: str, **constants: int):  # noqa: ANN202 - an opaque callable of MLX
-    inputs, outputs, source = {
-        "lone": (["x", "zi", "table"], ["y", "zf"], LONE),
-        "long": (["x", "zi", "table", "told"], ["y", "zf"], PLACE + LONG),
-    }[name]
+def _kernel(n_sections: int, n_passes: int, lone_lanes: int = 0):  # noqa: ANN202 - an opaque callable of MLX
+    if lone_lanes:
+        constants = {"SECTIONS": n_sections, "LANES": lone_lanes, "SAMPLES": LONE_SAMPLES, "THREADS": LONE_THREADS}
+    else:
+        constants = {
+            "SECTIONS": n_sections,
+            "PASSES": n_passes,
+            "LANES": LANES,
+            "SAMPLES": SAMPLES,
+            "THREADS": THREADS,
+            "TILE": TILE,
+        }
+    kind = cuda_sosfilt_lone if lone_lanes else cuda_sosfilt_long
     return mx.fast.cuda_kernel(
-        name=f"ezmsg_mlx_sosfilt_{name}_" + "_".join(map(str, constants.values())),
-        input_names=inputs,
-        output_names=outputs,
-        header=HEADER + LOOK_BACK,
+        name=f"ezmsg_mlx_sosfilt_{'lone' if lone_lanes else 'long'}_" + "_".join(map(str, constants.values())),
+        input_names=["x", "zi", "table"] + ["told"] * (not lone_lanes),
+        output_names=["y", "zf"],
+        header=kind.HEADER,
         # Constants in the source and not as template arguments, which MLX takes apart at each call.
-        source="".join(f"constexpr int {key} = {value};\n" for key, value in constants.items()) + source,
+        source="".join(f"constexpr int {key} = {value};\n" for key, value in constants.items()) + kind.SOURCE,
     )
 
 
@@ -99,8 +112,9 @@ def table(sos: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 @functools.lru_cache(maxsize=64)
-def _device_table(sos: bytes) -> mx.array:
-    return mx.array(table(np.frombuffer(sos).reshape(-1, 6)).view(np.int64))
+def _device_table(sos: bytes, n_passes: int) -> mx.array:
+    passes = np.frombuffer(sos).reshape(n_passes, -1, 6)
+    return mx.array(np.concatenate([table(sections) for sections in passes]).view(np.int64))
 
 
 def _launch_lone(
@@ -108,13 +122,12 @@ def _launch_lone(
 ) -> tuple[mx.array, mx.array]:
     n_channels = chunk.shape[1]
     lanes = min(LONE_LANES, 1 << (n_channels - 1).bit_length())
-    threads = LONE_TILE // LONE_SAMPLES
-    y, zf = _kernel("lone", SECTIONS=len(sos), LANES=lanes, THREADS=threads, SAMPLES=LONE_SAMPLES)(
-        inputs=[chunk, state, _device_table(sos.tobytes())],
+    y, zf = _kernel(len(sos), 1, lanes)(
+        inputs=[chunk, state, _device_table(sos.tobytes(), 1)],
         output_shapes=[(size, n_channels), state.shape],
         output_dtypes=[mx.float32, mx.float32],
-        grid=(lanes * -(-n_channels // lanes), threads, 1),
-        threadgroup=(lanes, threads, 1),
+        grid=(lanes * -(-n_channels // lanes), LONE_THREADS, 1),
+        threadgroup=(lanes, LONE_THREADS, 1),
     )
     return y, zf
 
@@ -123,16 +136,15 @@ def _launch_long(
     sos: npt.NDArray[np.float64], chunk: mx.array, state: mx.array, size: int, valid_length: mx.array
 ) -> tuple[mx.array, mx.array]:
     n_samples, n_channels = chunk.shape
-    y, zf = _kernel("long", SECTIONS=len(sos), LANES=LANES, THREADS=THREADS, SAMPLES=SAMPLES, TILE=TILE)(
-        inputs=[
-            chunk,
-            state,
-            _device_table(sos.tobytes()),
-            nothing_told(-(-size // TILE), 2 * len(sos), n_channels),
-        ],
+    n_tiles = -(-n_samples // TILE)
+    n_sections = min(len(sos), SECTIONS)
+    n_passes = len(sos) // n_sections
+    table_of_all = _device_table(sos.tobytes(), n_passes)
+    y, zf = _kernel(n_sections, n_passes)(
+        inputs=[chunk, state, table_of_all, nothing_told(n_tiles, 2 * len(sos), n_channels)],
         output_shapes=[(size, n_channels), state.shape],
         output_dtypes=[mx.float32, mx.float32],
-        **blocks(-(-n_samples // TILE), THREADS, n_channels),
+        **blocks(n_tiles, THREADS, n_channels),
     )
     return y, zf
 
@@ -153,16 +165,21 @@ def sosfilt(
     x: mx.array, sos: npt.NDArray[np.float64], zi: mx.array, axis: int, chunk_sizes: tuple[int, ...]
 ) -> tuple[mx.array, mx.array]:
     """See :func:`ezmsg.mlx.sosfilt.sosfilt`. Lazy. Nothing is compiled for a size, so *chunk_sizes* do not matter."""
-    n_samples = x.shape[axis]
+    n_samples, n_sections = x.shape[axis], len(sos)
+    is_flat = axis == 0 and x.ndim == 2
+    y, start = (x, zi) if is_flat else (time_first(x, axis), time_first(zi, axis + 1, lead=1))
     lone = n_samples <= LONE_TILE
-    y, flat_zi = time_first(x, axis), time_first(zi, axis + 1, lead=1)
+    # In a longer message an odd section comes last, by itself.
+    n_first = n_sections if lone or n_sections < SECTIONS else n_sections - n_sections % SECTIONS
+    parts = (
+        [(sos, start)]
+        if n_first == n_sections
+        else [(sos[:n_first], start[:n_first]), (sos[n_first:], start[n_first:])]
+    )
     states = []
-    step = len(sos) if lone else MAX_SECTIONS
-    for first in range(0, len(sos), step):
-        sections = slice(first, first + step)
-        launch = functools.partial(_launch_lone if lone else _launch_long, sos[sections])
-        start = flat_zi if step >= len(sos) else flat_zi[sections]
-        y, state = chunked_scan(y, n_samples, (grid_size(n_samples),), start, launch, axis=0, pad=False)
+    for sections, state in parts:
+        launch = functools.partial(_launch_lone if lone else _launch_long, sections)
+        y, state = chunked_scan(y, n_samples, (grid_size(n_samples),), state, launch, axis=0, pad=False)
         states.append(state)
     zf = states[0] if len(states) == 1 else mx.concatenate(states)
-    return time_back(y, x.shape, axis), time_back(zf, zi.shape, axis + 1, lead=1)
+    return (y, zf) if is_flat else (time_back(y, x.shape, axis), time_back(zf, zi.shape, axis + 1, lead=1))
