@@ -28,6 +28,8 @@ from ezmsg.mlx.cache import (
     lifted_cache_limit,
     withdraw_cache_limit,
 )
+from ezmsg.mlx.cacheguard import CacheGuard
+from ezmsg.mlx.cachelimit import MLX_CPU_DEFAULT
 
 GPU_DEFAULT = 130_000 * MIB
 
@@ -43,7 +45,7 @@ class Allocator(types.ModuleType):
     def __init__(self, gpu: bool) -> None:
         super().__init__("mlx.core")
         self.gpu = gpu
-        self.limit = GPU_DEFAULT if gpu else cache.MLX_CPU_DEFAULT
+        self.limit = GPU_DEFAULT if gpu else MLX_CPU_DEFAULT
         self.cached = 0
         self.peak = 0
         self.calls: Counter[str] = Counter()
@@ -100,7 +102,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, gpu: bool) -> Allocator:
     package.core = mlx
     monkeypatch.setitem(sys.modules, "mlx", package)
     monkeypatch.setitem(sys.modules, "mlx.core", mlx)
-    monkeypatch.setattr(cache, "_GUARD", cache._CacheGuard())
+    monkeypatch.setattr(cache, "_GUARD", CacheGuard())
     return mlx
 
 
@@ -397,7 +399,7 @@ def test_when_nobody_asks_any_more_the_limit_goes_back(cpu, log):
     node = Node("A")
     apply_cache_limit(node, 64)
     apply_cache_limit(node, None)
-    assert cpu.limit == cache.MLX_CPU_DEFAULT
+    assert cpu.limit == MLX_CPU_DEFAULT
     assert cache_limit() == CacheLimit(32.0, "default")
     assert log.infos[-1] == "MLX cache limit: 64 MiB -> 32 MiB, no node asks for one any more."
     apply_cache_limit(node, 128)
@@ -489,7 +491,7 @@ def test_looser_limit_that_was_there_before_is_replaced_in_silence(mlx, log):
 def test_default_of_the_cpu_allocator_is_nobodys_wish_and_that_of_a_gpu_cannot_be_told_from_one(monkeypatch, log):
     for is_gpu, in_force in ((False, 512), (True, 32)):
         mlx = stand_in(monkeypatch, is_gpu)
-        mlx.limit = cache.MLX_CPU_DEFAULT
+        mlx.limit = MLX_CPU_DEFAULT
         node = Node()
         apply_cache_limit(node, 512)
         assert mlx.limit_mb == in_force
@@ -1019,7 +1021,7 @@ def test_forked_child_of_a_process_that_did_not_use_mlx_has_its_own_limit():
 
 
 def test_child_forked_while_the_limit_is_lifted_can_have_one_of_its_own():
-    guard = cache._CacheGuard()
+    guard = CacheGuard()
     guard._lifted = 1
     guard.after_fork_in_child()
     assert not guard._lifted and guard.source.source == "outside"

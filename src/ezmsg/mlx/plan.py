@@ -22,7 +22,8 @@ from ezmsg.baseproc import BaseProcessor, resolve_stream_dim
 from ezmsg.util.messages.axisarray import AxisArray, LinearAxis
 from ezmsg.util.messages.util import replace
 
-from .cache import MIB, _has_gpu_allocator, lifted_cache_limit
+from .cache import MIB, lifted_cache_limit
+from .cachelimit import has_gpu_allocator
 from .convert import is_mlx_array
 
 Step = Callable[[AxisArray], AxisArray | list[AxisArray] | None]
@@ -157,7 +158,7 @@ def recommend_cache_limit(
         filled = [n_bytes / MIB for n_bytes in _fill_cache(chain, factory, rounds)]
     added = {length: after - before for length, before, after in zip(rarer, filled, filled[1:])}
     added = dict(sorted(added.items()))
-    limit, reason = _limit(filled[0], steady, added, trims=_has_gpu_allocator())
+    limit, reason = _limit(filled[0], steady, added, trims=has_gpu_allocator())
     return CacheRecommendation(limit, filled[0], steady, added, reason)
 
 
