@@ -3,7 +3,6 @@
 
 #include <math.h>
 #include <setjmp.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <ucontext.h>
@@ -28,10 +27,9 @@ static thread_local Index threadIdx, blockIdx;
 
 namespace emulation {
 
-constexpr unsigned WARP = 32;
 constexpr size_t STACK = 1 << 15;
 
-enum class Waits { for_nobody, for_warp, for_block, no_more };
+enum class Waits { for_nobody, for_block, no_more };
 
 struct Thread {
   ucontext_t beginning;
@@ -39,7 +37,6 @@ struct Thread {
   bool has_begun = false;
   std::unique_ptr<char[]> stack{new char[STACK]};
   Waits waits = Waits::for_nobody;
-  bool vote = false;
 };
 
 struct Block {
@@ -70,20 +67,13 @@ inline void begin() {
   wait(Waits::no_more);
 }
 
-// Lets the threads [first, last) go on if all of them that still run wait for each other.
-inline bool release(size_t first, size_t last, Waits waits) {
-  auto& threads = block->threads;
-  bool votes = true, any = false;
-  for (size_t i = first; i < last; ++i) {
-    if (threads[i].waits == Waits::no_more) continue;
-    if (threads[i].waits != waits) return false;
-    votes = votes && threads[i].vote;
+// Lets those that wait for each other go on; false where all have ended.
+inline bool release() {
+  bool any = false;
+  for (Thread& thread : block->threads) {
+    if (thread.waits == Waits::no_more) continue;
+    thread.waits = Waits::for_nobody;
     any = true;
-  }
-  for (size_t i = first; i < last; ++i) {
-    if (threads[i].waits == Waits::no_more) continue;
-    threads[i].waits = Waits::for_nobody;
-    threads[i].vote = votes;
   }
   return any;
 }
@@ -111,16 +101,7 @@ inline void run_block(Block& here, unsigned index, Index size, const std::functi
       threadIdx = {unsigned(here.current % size.x), unsigned(here.current / size.x), 0};
       go_on(thread);
     }
-    goes_on = false;
-    for (size_t first = 0; first < n; first += WARP) {
-      goes_on |= release(first, first + WARP < n ? first + WARP : n, Waits::for_warp);
-    }
-    goes_on |= release(0, n, Waits::for_block);
-  }
-  for (const Thread& thread : here.threads) {
-    if (thread.waits == Waits::no_more) continue;
-    fprintf(stderr, "block %u: its threads wait for each other at different places\n", index);
-    abort();
+    goes_on = release();
   }
 }
 
@@ -203,13 +184,6 @@ inline To same_bits(From value) {
 }  // namespace emulation
 
 inline void __syncthreads() { emulation::wait(emulation::Waits::for_block); }
-
-inline int __all_sync(unsigned, int vote) {
-  emulation::Thread& thread = emulation::block->threads[emulation::block->current];
-  thread.vote = vote;
-  emulation::wait(emulation::Waits::for_warp);
-  return thread.vote;
-}
 
 inline int __popc(unsigned value) { return __builtin_popcount(value); }
 inline float __int_as_float(int value) { return emulation::same_bits<float>(value); }

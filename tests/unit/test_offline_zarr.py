@@ -12,7 +12,7 @@ from ezmsg.util.messages.util import replace
 from helpers.offline_memory import CH_AXIS, MemorySource
 from helpers.processes import RecordedLog
 
-from ezmsg.mlx import AsArrayTransformer, EWMATransformer, RechunkSettings, ZarrSink, process_recording, zarrsink
+from ezmsg.mlx import AsArrayTransformer, EWMATransformer, RechunkSettings, ZarrSink, durable, process_recording, zarrsink
 
 zarr = pytest.importorskip("zarr")
 pytest.importorskip("mlx.core")
@@ -145,7 +145,7 @@ def killed_at(monkeypatch, module, name, call, after=False):
         (zarrsink.os, "fsync", 2, False, 500),
         (ZarrSink, "checkpoint", 2, True, 1000),
         (ZarrSink, "commit", 1, False, 1000),
-        (zarrsink, "_sync", 1, True, 1000),
+        (zarrsink, "sync_tree", 1, True, 1000),
         (zarrsink.os, "rename", 1, True, 1500),
     ],
 )
@@ -254,7 +254,7 @@ def test_two_do_not_write_the_same_results(tmp_path):
 
 def test_a_lock_that_was_removed_meanwhile_is_none(tmp_path, monkeypatch):
     sinks = [ZarrSink(tmp_path / "results.zarr") for _ in range(2)]
-    flock, n_removed = zarrsink.fcntl.flock, 0
+    flock, n_removed = durable.fcntl.flock, 0
 
     def remove_and_lock(*args):
         nonlocal n_removed
@@ -263,7 +263,7 @@ def test_a_lock_that_was_removed_meanwhile_is_none(tmp_path, monkeypatch):
             shutil.rmtree(sinks[0].partial)
         flock(*args)
 
-    monkeypatch.setattr(zarrsink.fcntl, "flock", remove_and_lock)
+    monkeypatch.setattr(durable.fcntl, "flock", remove_and_lock)
     sinks[0].open("recipe", "fingerprint")
     with pytest.raises(BlockingIOError):
         sinks[1].open("recipe", "fingerprint")
@@ -281,7 +281,7 @@ def test_who_waits_finds_the_results_of_the_other_or_goes_on(tmp_path, monkeypat
             shutil.rmtree(first.partial)
             process(path)
 
-    monkeypatch.setattr(zarrsink.time, "sleep", close_first)
+    monkeypatch.setattr(durable.time, "sleep", close_first)
     finish = True
     assert process(path, wait=60.0).first_sample == 1500
     assert_same(path, expected)

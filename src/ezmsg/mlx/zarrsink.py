@@ -1,12 +1,9 @@
 """Results in Zarr groups that appear under their final name when they are complete."""
 
-import contextlib
-import fcntl
 import math
 import os
 import pickle
 import shutil
-import time
 import typing
 import zlib
 from pathlib import Path
@@ -19,13 +16,13 @@ from ezmsg.util.messages.axisarray import AxisArray, CoordinateAxis, LinearAxis
 
 from .checks import check_number, check_path
 from .convert import is_mlx_array, mlx_to_numpy
+from .durable import lock_folder, sync_folder, sync_tree
 from .extra import import_extra
 from .offline import Opened
 
 if typing.TYPE_CHECKING:
     import zarr
 
-_SECONDS_BETWEEN_TRIES = 0.2
 _DIMS = "_ARRAY_DIMENSIONS"  # where xarray looks for the names of dimensions
 
 
@@ -87,38 +84,11 @@ class ZarrSink:
         self._recipe, self._fingerprint = recipe, fingerprint
         # Before anything is made, and again after waiting for another process that may have finished them.
         self._check_recipe()
-        self._acquire_lock()
+        self._lock = lock_folder(self.partial, self._wait, self.path)
         if self._check_recipe():
             self._remove_partial()
             return Opened(True, None)
         return Opened(False, self._resume())
-
-    def _acquire_lock(self) -> None:
-        """Lock a file of the partial results. The system unlocks it when the process ends, in whatever way."""
-        deadline = time.monotonic() + self._wait
-        path = self.partial / "lock"
-        while True:
-            self.partial.mkdir(parents=True, exist_ok=True)
-            try:
-                lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            except FileNotFoundError:
-                continue
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Whoever had it may have finished, and removed it together with the partial results.
-                with contextlib.suppress(FileNotFoundError):
-                    if os.path.samestat(os.fstat(lock), os.stat(path)):
-                        self._lock = lock
-                        return
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    os.close(lock)
-                    raise BlockingIOError(f"{self.path} is being written by another process.") from None
-                time.sleep(_SECONDS_BETWEEN_TRIES)
-            except OSError as error:
-                os.close(lock)
-                raise OSError(error.errno, f"{path} cannot be locked: {error.strerror}") from error
-            os.close(lock)
 
     def _check_recipe(self) -> bool:
         """Whether the results are there; FileExistsError if they, or whatever is there, are of another recipe."""
@@ -290,11 +260,11 @@ class ZarrSink:
             self._write(*(np.concatenate(parts) for parts in zip(*self._waiting)))
         self._group.attrs["recipe"] = self._recipe
         results = self.partial / "results"
-        _sync(results)
+        sync_tree(results)
         if self.path.exists():
             raise FileExistsError(f"{self.path} is there already; the new results are in {results}.")
         os.rename(results, self.path)
-        _sync_folder(self.path.parent)
+        sync_folder(self.path.parent)
         self._remove_partial()
 
     def _remove_partial(self) -> None:
@@ -316,20 +286,3 @@ def _coordinates(axis: object, length: int) -> npt.NDArray | None:
     if values is not None and values.dtype.names:
         values = values["label"] if "label" in values.dtype.names else None
     return values if values is not None and values.dtype.kind in "biufU" else None
-
-
-def _sync(folder: Path) -> None:
-    """Wait until everything in a folder is on the disk, so that its new name never stands for less than all of it."""
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            with open(os.path.join(parent, name), "rb") as file:
-                os.fsync(file.fileno())
-        _sync_folder(Path(parent))
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
