@@ -76,7 +76,8 @@ def test_every_real_dtype_becomes_every_other(source, target):
     for order in "<>":
         result, narrowed = numpy_to_mlx(data.astype(data.dtype.newbyteorder(order)), target)
         assert_same(result, expected)
-        assert narrowed == ""
+        fits = expected.dtype.kind not in "iu" or np.can_cast(data.dtype, expected.dtype)
+        assert (narrowed == "") == fits
 
 
 @needs_float64
@@ -364,7 +365,8 @@ def test_mlx_data_are_cast(source):
             result, narrowed = mlx_to_mlx(data, target)
             assert result.dtype == getattr(mx, target)
             assert result.astype(mx.int32).tolist() == [[0, 1, 1]]
-            assert narrowed == ""
+            fits = "int" not in target or ("float" not in source and np.can_cast(source.rstrip("_"), target))
+            assert (narrowed == "") == fits
 
 
 def test_complex_mlx_data_are_not_cast_to_real():

@@ -12,7 +12,15 @@ from ezmsg.util.messages.util import replace
 from helpers.offline_memory import CH_AXIS, MemorySource
 from helpers.processes import RecordedLog
 
-from ezmsg.mlx import AsArrayTransformer, EWMATransformer, RechunkSettings, ZarrSink, durable, process_recording, zarrsink
+from ezmsg.mlx import (
+    AsArrayTransformer,
+    EWMATransformer,
+    RechunkSettings,
+    ZarrSink,
+    durable,
+    process_recording,
+    zarrsink,
+)
 
 zarr = pytest.importorskip("zarr")
 pytest.importorskip("mlx.core")

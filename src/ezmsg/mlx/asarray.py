@@ -10,7 +10,7 @@ from ezmsg.util.messages.util import replace
 
 from .cache import apply_cache_limit, check_cache_limit, withdraw_cache_limit
 from .checks import check_message
-from .convert import MLX_DTYPES, NUMPY_DTYPES, is_mlx_array, mlx_to_mlx, mlx_to_numpy, numpy_to_mlx
+from .convert import MLX_DTYPES, NUMPY_DTYPES, dtype_name, is_mlx_array, misfit, mlx_to_mlx, mlx_to_numpy, numpy_to_mlx
 from .ownsettings import TransformerTakesSettings, UnitTakesSettings
 
 # MLX counts although it may not be installed, so that its absence is told by the error that names the extra.
@@ -23,7 +23,8 @@ class AsArraySettings(sigproc.AsArraySettings):
 
     dtype: str | None = None
     """Target dtype, by its name in the target backend (such as ``"float32"``). None keeps the dtype, as far as
-    the target has it: float64 becomes float32 in MLX."""
+    the target has it: float64 becomes float32 in MLX. Integers that do not hold all values of the source (int16 of
+    float32, say) make others of those that do not fit, NaN among them; the log tells it once."""
 
     mlx_cache_limit_mb: float | None = 512.0
     """Limit in MiB on MLX's buffer cache in the process that runs this node; only where the target is MLX.
@@ -87,20 +88,25 @@ class AsArrayTransformer(
         if not is_mlx_array(data):
             return super()._process(message)
         if self.settings.backend == "numpy":
+            if dtype is not None:
+                self._tell_narrowing(misfit(dtype_name(data), dtype), "NumPy")
             return replace(message, data=mlx_to_numpy(data, dtype))
         return super()._process(replace(message, data=mlx_to_numpy(data)))
 
     def _to_mlx(self, message: AxisArray, data: object, dtype: str | None) -> AxisArray:
         if is_mlx_array(data):
-            if dtype is None or str(data.dtype).rpartition(".")[2] == dtype.rstrip("_"):
+            if dtype is None or dtype_name(data) == dtype.rstrip("_"):
                 return message
             converted, narrowed = mlx_to_mlx(data, dtype)
         else:
             converted, narrowed = numpy_to_mlx(data if isinstance(data, np.ndarray) else np.asarray(data), dtype)
+        self._tell_narrowing(narrowed, "MLX")
+        return replace(message, data=converted)
+
+    def _tell_narrowing(self, narrowed: str, target: str) -> None:
         if narrowed and not self._told_narrowing:
             self._told_narrowing = True
-            ez.logger.warning(f"{self.node_name or type(self).__name__} narrows {narrowed} on the way to MLX.")
-        return replace(message, data=converted)
+            ez.logger.warning(f"{self.node_name or type(self).__name__} narrows {narrowed} on the way to {target}.")
 
 
 class AsArray(UnitTakesSettings, BaseTransformerUnit[AsArraySettings, AxisArray, AxisArray, AsArrayTransformer]):

@@ -82,7 +82,7 @@ def _plan(source: np.dtype, target: str | None, gpu: bool) -> tuple[np.dtype | N
 
     Returns:
         The dtype to cast to in NumPy first, the MLX dtype to copy as, the MLX dtype to widen to on the device
-        (each None where there is nothing to do), and the narrowing that nobody asked for (empty: none).
+        (each None where there is nothing to do), and the narrowing that is to be told (empty: none).
     """
     extended = source.char in "gG"  # by its char: where long double is no wider than double, its name is float64
     if source.kind not in "biufc" or (extended and target is None):
@@ -106,11 +106,24 @@ def _plan(source: np.dtype, target: str | None, gpu: bool) -> tuple[np.dtype | N
     final = asked
     if asked == "complex128" or (asked == "float64" and (gpu or target is None)):
         final = _NARROWED[asked]
-    told = f"{asked} to {final}" if final != asked else ""
+    told = f"{asked} to {final}" if final != asked else misfit(native.name, final)
 
     if gpu and source.kind != "c" and np.dtype(native).itemsize < _itemsize(final):
         return cast, None, final, told
     return cast, final, None, told
+
+
+@functools.lru_cache(maxsize=256)
+def misfit(source: str, target: str) -> str:
+    """The narrowing of *source* to a *target* of integers that do not hold all of its values; empty where they do.
+
+    Both are names of dtypes. What does not fit wraps, or is whatever the machine makes of it, in silence.
+    """
+    if target == "bfloat16" or np.dtype(target.rstrip("_")).kind not in "iu":
+        return ""
+    if source != "bfloat16" and np.can_cast(source, target.rstrip("_")):
+        return ""
+    return f"{source} to {target} (what does not fit comes out as another number)"
 
 
 def _itemsize(mlx_dtype: str) -> int:
@@ -140,7 +153,8 @@ def numpy_to_mlx(data: np.ndarray, dtype: str | None = None) -> tuple[mx.array, 
             ``mlx.core.array``, unless float64 is asked for and the device has it (the CPU).
 
     Returns:
-        The MLX array, and the narrowing that nobody asked for (such as ``"float64 to float32"``; empty if none).
+        The MLX array, and the narrowing that is to be told (such as ``"float64 to float32"``; empty if none): one that
+        nobody asked for, or to integers that do not hold all values of the source.
 
     Raises:
         TypeError: A dtype that MLX cannot hold (object, text, structured, datetime, extended precision without
@@ -171,7 +185,13 @@ def mlx_to_mlx(data: mx.array, dtype: str) -> tuple[mx.array, str]:
     _refuse_real(data, dtype)
     # Only MLX's CPU device knows float64, and casts from it.
     stream = mx.cpu if data.dtype == mx.float64 else None
-    return data.astype(getattr(mx, final), stream=stream), f"{dtype} to {final}" if final != dtype else ""
+    told = f"{dtype} to {final}" if final != dtype else misfit(dtype_name(data), final)
+    return data.astype(getattr(mx, final), stream=stream), told
+
+
+def dtype_name(data: mx.array) -> str:
+    """The dtype of *data* as NumPy would call it."""
+    return str(data.dtype).rpartition(".")[2].rstrip("_")
 
 
 def mlx_to_numpy(data: mx.array, dtype: str | None = None) -> np.ndarray:
