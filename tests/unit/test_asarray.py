@@ -307,10 +307,7 @@ def test_narrowing_is_told_once_a_node(source, target):
     ]
 
 
-@pytest.mark.parametrize(
-    ("source", "target"), [("float64", "int16"), ("float32", "int32"), ("int32", "int16"), ("int16", "uint16")]
-)
-def test_integers_that_do_not_hold_all_values_are_told_once_a_node(source, target):
+def warnings_on_all_ways(source: str, target: str) -> list[str]:
     data = np.ones((3, 2), source)
     with RecordedLog() as log:
         for node, given in (
@@ -319,10 +316,18 @@ def test_integers_that_do_not_hold_all_values_are_told_once_a_node(source, targe
             (to_numpy(target), mx.array(data)),
         ):
             for _ in range(3):
-                assert str(node(message(given)).data.dtype).endswith(target)
+                assert str(node(message(given)).data.dtype).rpartition(".")[2] in (target, target.rstrip("_"))
+    return log.warnings
+
+
+@pytest.mark.parametrize(
+    ("source", "target"), [("float64", "int16"), ("float32", "int32"), ("int32", "int16"), ("int16", "uint16")]
+)
+def test_integers_that_do_not_hold_all_values_are_told_once_a_node(source, target):
+    warnings = warnings_on_all_ways(source, target)
     kept = "float32" if source == "float64" else source
     what = "(what does not fit comes out as another number) on the way to"
-    assert log.warnings == [
+    assert warnings == [
         f"AsArrayTransformer narrows {source} to {target} {what} MLX.",
         f"AsArrayTransformer narrows {kept} to {target} {what} MLX.",
         f"AsArrayTransformer narrows {kept} to {target} {what} NumPy.",
@@ -334,15 +339,7 @@ def test_integers_that_do_not_hold_all_values_are_told_once_a_node(source, targe
     [("uint8", "int16"), ("bool", "int32"), ("int16", "int16"), ("int16", "float32"), ("int8", "bool_")],
 )
 def test_integers_that_hold_all_values_are_not_told(source, target):
-    data = np.ones((3, 2), source)
-    with RecordedLog() as log:
-        for node, given in (
-            (to_mlx(target), data),
-            (to_mlx(target), mx.array(data)),
-            (to_numpy(target), mx.array(data)),
-        ):
-            node(message(given))
-    assert not log.warnings
+    assert not warnings_on_all_ways(source, target)
 
 
 def test_narrowing_that_is_asked_for_is_not_told():
