@@ -79,7 +79,7 @@ def _next_chunk(remaining: int, sizes: tuple[int, ...]) -> tuple[int, int]:
     return sizes[bisect.bisect_left(sizes, remaining)], remaining
 
 
-def _part(x: mx.array, axis: int, start: int, end: int | None) -> mx.array:
+def _part(x: mx.array, axis: int, start: int, end: int) -> mx.array:
     return x[(*(slice(None),) * axis, slice(start, end))]
 
 

@@ -6,7 +6,7 @@ LANES = 32
 """Channels of a block for a long message: the threads of a warp."""
 
 PLACE = r"""
-  // Of 32 bits as far as they can be: a division of 64 costs a hundred instructions, and so would addresses.
+  // Of 32 bits as far as they can be: a division of 64 takes some sixty instructions.
   unsigned n = x_shape[0];
   unsigned n_channels = x_shape[1];
   unsigned n_groups = (n_channels + LANES - 1) / LANES;

@@ -39,7 +39,7 @@ LONE_LANES = 8
 """Channels of a block for such a message; few, so that 256 channels are spread over 32 multiprocessors."""
 
 SAMPLES = 32
-"""Samples of a thread in a longer message: six blocks of one section, or five of two, fit in a multiprocessor."""
+"""Samples of a thread in a longer message. A multiprocessor of an H200 holds six blocks of one section, five of two."""
 
 THREADS = 6
 """Threads of a block of a longer message along time."""
@@ -48,13 +48,13 @@ TILE = THREADS * SAMPLES
 """Samples of such a block."""
 
 SECTIONS = 2
-"""Sections that a longer message goes through at a time: four at once need twice the registers, and are slower than two
-times two. What is handed to the next two is float32: 8e-8 of the peak off for a band-pass of four sections, instead of
-4e-8."""
+"""Sections that a longer message goes through at a time: four at once need 128 registers a thread instead of 72. What
+is handed to the next two is float32: 8e-8 of the peak off for a band-pass of four sections, instead of 4e-8."""
 
 
 @functools.cache
 def _kernel(n_sections: int, n_passes: int, lone_lanes: int = 0):  # noqa: ANN202 - an opaque callable of MLX
+    """For a message that is one block along time, of *lone_lanes* channels a block; or for a longer one (0)."""
     if lone_lanes:
         constants = {"SECTIONS": n_sections, "LANES": lone_lanes, "SAMPLES": LONE_SAMPLES, "THREADS": LONE_THREADS}
     else:

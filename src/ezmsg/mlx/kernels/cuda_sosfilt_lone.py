@@ -9,6 +9,11 @@ from . import cuda_sosfilt_source
 _SAMPLES = r"""
 namespace {
 
+__device__ Section section_at(const int64_t* table, int section) {
+  const double* row = doubles(table) + section * ROW;
+  return {row[0], row[1], row[2], row[3], row[4]};
+}
+
 // Bit i of the result is set where sample i is one to filter. Past the end it is the last sample that is loaded:
 // a load that depends on a condition costs registers.
 template <int SAMPLES>

@@ -19,12 +19,6 @@ struct Section {
 
 // MLX has no float64 on a GPU, so it travels in arrays of int64.
 __device__ const double* doubles(const int64_t* values) { return reinterpret_cast<const double*>(values); }
-__device__ double* doubles(int64_t* values) { return reinterpret_cast<double*>(values); }
-
-__device__ Section section_at(const int64_t* table, int section) {
-  const double* row = doubles(table) + section * ROW;
-  return {row[0], row[1], row[2], row[3], row[4]};
-}
 
 __device__ void step(const Section& c, double& value, double& z0, double& z1) {
   double y = fma(c.b0, value, z0);
