@@ -43,6 +43,8 @@ struct Block {
   std::vector<Thread> threads;
   jmp_buf scheduler;
   size_t current = 0;
+  // Of what the threads bring to a barrier: all so far, and all at the last one.
+  bool all = true, was_all = true;
   const std::function<void()>* body = nullptr;
 };
 
@@ -75,6 +77,8 @@ inline bool release() {
     thread.waits = Waits::for_nobody;
     any = true;
   }
+  block->was_all = block->all;
+  block->all = true;
   return any;
 }
 
@@ -185,6 +189,12 @@ inline To same_bits(From value) {
 
 inline void __syncthreads() { emulation::wait(emulation::Waits::for_block); }
 
+inline bool __syncthreads_and(bool value) {
+  emulation::block->all &= value;
+  emulation::wait(emulation::Waits::for_block);
+  return emulation::block->was_all;
+}
+
 inline int __popc(unsigned value) { return __builtin_popcount(value); }
 inline float __int_as_float(int value) { return emulation::same_bits<float>(value); }
 inline long long __double_as_longlong(double value) { return emulation::same_bits<long long>(value); }
@@ -198,6 +208,14 @@ inline ulonglong2 __ldcv(const ulonglong2* at) {
   // What a block hears from another goes through here.
   emulation::look();
   return *at;
+}
+
+// One half, then the other, and others may look in between.
+inline void __stwt(ulonglong2* at, ulonglong2 word) {
+  emulation::look();
+  at->y = word.y;
+  emulation::look();
+  at->x = word.x;
 }
 
 inline void __nanosleep(unsigned) { emulation::look(); }

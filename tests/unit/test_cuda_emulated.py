@@ -69,10 +69,36 @@ def test_exact_case_of_all_recurrences(recurrence, case, monkeypatch):
     EXACT_CASES[case](RECURRENCES[recurrence], "cuda")
 
 
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (5, 2, 7), (3, 4, 257)], ids=repr)
-def test_nothing_is_told_at_first(sizes):
-    told = np.asarray(cuda_lookback.nothing_told(*sizes))
-    assert told.dtype == np.int64 and told.size >= 2 * math.prod(sizes) and not told.any()
+@pytest.mark.parametrize("bad", ["none", "one", "many"])
+@pytest.mark.parametrize(
+    "case", ["ewma: 0.01 s", "ewma: 300.0 s", "sosfilt: band-pass 2", "sosfilt: high-pass 0.5 Hz 8"]
+)
+def test_which_tiles_were_quick_changes_no_bit(case, bad, monkeypatch):
+    name, key = case.split(": ")
+    recurrence = RECURRENCES[name]
+    coefficients = recurrence.coefficients[key]
+    x = np.random.default_rng(0).standard_normal((3000, 5), np.float32) + 5
+    if bad == "one":
+        x[300, 1] = math.nan
+    elif bad == "many":
+        x[700::900, 1] = x[:, 2] = x[1000:, 3] = math.nan
+    zi = mx.ones(recurrence.state_shape(x.shape, 0, pair=True, coefficients=coefficients))
+    results = []
+    # With one at a time each tile finds the state after the last one, with many only what they make of a state of zero.
+    for at_once in (1, 4, 24):
+        monkeypatch.setattr(cuda_emulation, "blocks_at_once", at_once)
+        y, zf = recurrence.in_pieces(mx.array(x), [], coefficients, zi, "cuda")
+        results.append((y, np.asarray(zf)))
+    for y, zf in results[1:]:
+        np.testing.assert_array_equal(y, results[0][0])
+        np.testing.assert_array_equal(zf, results[0][1])
+
+
+@pytest.mark.parametrize("n_states, n_words", [(1, 1), (2, 2), (4, 3)])
+@pytest.mark.parametrize("n_tiles, n_channels", [(1, 1), (5, 7), (3, 257)])
+def test_nothing_is_told_at_first(n_tiles, n_states, n_channels, n_words):
+    told = np.asarray(cuda_lookback.nothing_told(n_tiles, n_states, n_channels))
+    assert told.dtype == np.int64 and told.nbytes >= 16 * n_tiles * n_words * n_channels and not told.any()
 
 
 @pytest.mark.parametrize("case", OWN_CASES)

@@ -4,8 +4,9 @@ import pytest
 
 pytest.importorskip("mlx.core")
 
-from ezmsg.mlx.kernels.cuda_samples import LANES, blocks  # noqa: E402
+from ezmsg.mlx.kernels.cuda_samples import LANES, THREADS, TILE, blocks  # noqa: E402
 
 
 def test_there_is_a_block_for_each_tile_and_32_channels():
-    assert blocks(3, 8, 65) == {"grid": (3 * 3 * LANES, 8, 1), "threadgroup": (LANES, 8, 1)}
+    for n_samples in (2 * TILE + 1, 3 * TILE):
+        assert blocks(n_samples, 65) == {"grid": (3 * 3 * LANES, THREADS, 1), "threadgroup": (LANES, THREADS, 1)}

@@ -95,9 +95,9 @@ def sections_alone(rows: np.ndarray, x: np.ndarray, z: np.ndarray) -> np.ndarray
 
 @pytest.mark.parametrize("name", ["band-pass 4", "high-pass 0.5 Hz 4", "low-pass 50 Hz 4", "no feedback"])
 def test_tiles_of_the_cuda_kernels_link_up(name):
-    from ezmsg.mlx.kernels import cuda_sosfilt
+    from ezmsg.mlx.kernels import cuda_samples, cuda_sosfilt
 
-    sos, tile = FILTERS[name], cuda_sosfilt.TILE
+    sos, tile = FILTERS[name], cuda_samples.TILE
     size = 2 * len(sos)
     table = cuda_sosfilt.table(sos)
     rows, over_tile = table[: 9 * len(sos)].reshape(-1, 9), table[-size * size :].reshape(size, size)

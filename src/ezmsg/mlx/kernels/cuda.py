@@ -20,27 +20,24 @@ import numpy as np
 from ..scan import chunked_scan
 from . import cuda_ewma_source
 from .cuda_lookback import nothing_told
-from .cuda_samples import LANES, blocks
+from .cuda_samples import LANES, SAMPLES, THREADS, TILE, blocks
 from .layout import time_back, time_first
 
-SAMPLES = 32
-"""Samples of one thread."""
+LONE_SAMPLES = 32
+"""Samples of one thread in a message that is one block along time."""
 
-LONE_TILE = 16 * SAMPLES
-"""Samples of the largest message that is one block along time."""
+LONE_THREADS = 16
+"""Threads of a block along time for such a message."""
 
-THREADS = 8
-"""Threads of a block of a longer message along time."""
-
-TILE = THREADS * SAMPLES
-"""Samples of such a block."""
+LONE_TILE = LONE_THREADS * LONE_SAMPLES
+"""Samples of the largest such message."""
 
 
 @functools.cache
 def _kernel(lone: bool, lanes: int):  # noqa: ANN202 - an opaque callable of MLX
     # Constants in the source and not as template arguments, which MLX takes apart at each call.
     if lone:
-        constants = {"LANES": lanes, "SAMPLES": SAMPLES, "THREADS": LONE_TILE // SAMPLES, "TILE": LONE_TILE}
+        constants = {"LANES": lanes, "SAMPLES": LONE_SAMPLES, "THREADS": LONE_THREADS, "TILE": LONE_TILE}
     else:
         constants = {"LANES": lanes, "SAMPLES": SAMPLES, "THREADS": THREADS, "TILE": TILE}
     return mx.fast.cuda_kernel(
@@ -66,7 +63,7 @@ def _coefficients(alpha: float) -> mx.array:
             return 1.0
         return math.exp(exponent * math.log1p(-alpha)) if alpha < 1.0 else 0.0
 
-    table = [*pair(alpha), *pair(power(TILE)), *(power(k) for k in range(SAMPLES + 1))]
+    table = [*pair(alpha), *pair(power(TILE)), *(power(k) for k in range(max(LONE_SAMPLES, SAMPLES) + 1))]
     return mx.array(np.array(table, np.float32))
 
 
@@ -74,9 +71,8 @@ def _coefficients(alpha: float) -> mx.array:
 def _lone_blocks(n_channels: int) -> tuple[int, dict[str, tuple[int, int, int]]]:
     """Channels of a block, and the blocks, in the words of ``cuda_kernel``."""
     lanes = min(LANES, 1 << (n_channels - 1).bit_length())
-    threads = LONE_TILE // SAMPLES
-    grid = (-(-n_channels // lanes) * lanes, threads, 1)
-    return lanes, {"grid": grid, "threadgroup": (lanes, threads, 1)}
+    grid = (-(-n_channels // lanes) * lanes, LONE_THREADS, 1)
+    return lanes, {"grid": grid, "threadgroup": (lanes, LONE_THREADS, 1)}
 
 
 def _launch(
@@ -93,10 +89,11 @@ def _launch(
         )
         return y, zf
     y, zf = _kernel(False, LANES)(
+        # For as many samples as the buffer has, of which there are fewer lengths.
         inputs=[chunk, state, coefficients, nothing_told(-(-size // TILE), 1, n_channels)],
         output_shapes=[(size, n_channels), (2, n_channels)],
         output_dtypes=[mx.float32, mx.float32],
-        **blocks(-(-n_samples // TILE), THREADS, n_channels),
+        **blocks(n_samples, n_channels),
     )
     return y, zf
 

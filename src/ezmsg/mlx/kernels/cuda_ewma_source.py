@@ -51,6 +51,7 @@ _REGISTERS = r"""
   float samples[SAMPLES];
   constexpr int STRIDE = 1;
   constexpr int UNROLL = SAMPLES;
+  constexpr int UNROLL_SOME = SAMPLES;
   if (inside == SAMPLES) {
     #pragma unroll
     for (int i = 0; i < SAMPLES; ++i) samples[i] = from[size_t(i) * n_channels];
@@ -63,6 +64,7 @@ _REGISTERS = r"""
 _SHARED = r"""
   constexpr int STRIDE = THREADS * LANES;
   constexpr int UNROLL = 8;
+  constexpr int UNROLL_SOME = 1;
   __shared__ float samples_of_all[SAMPLES * STRIDE];
   float* samples = samples_of_all + thread * LANES + lane;
   if (inside == SAMPLES) {
@@ -80,100 +82,93 @@ _ALONE = r"""
   float alpha_f = coefficients[0];
   float beta_f = coefficients[5];
   Before before = state_before(zi, channel, n_channels, alpha);
+  // What is left of a state after some finite samples.
+  __shared__ float decays[SAMPLES + 1];
+  for (int i = thread * LANES + lane; i <= SAMPLES; i += THREADS * LANES) decays[i] = coefficients[4 + i];
 
-  // What this thread's samples alone make of a state of zero; one that was there decays with each finite sample.
-  bool all = true;
-  float state = 0.0f;
+  // What this thread's samples alone make of a state of zero; and in the place of each that is finite, of the average.
+  float alone = 0.0f;
+  int n_finite = 0;
   #pragma unroll UNROLL
   for (int i = 0; i < SAMPLES; ++i) {
     float deviation = (samples[i * STRIDE] - before.high) - before.low;
-    all = all & (fabsf(deviation) < LARGEST);
-    state = beta_f * fmaf(alpha_f, deviation, state);
-  }
-  int n_finite = SAMPLES;
-  if (!all) {
-    state = 0.0f;
-    n_finite = 0;
-    #pragma unroll UNROLL
-    for (int i = 0; i < SAMPLES; ++i) {
-      float deviation = (samples[i * STRIDE] - before.high) - before.low;
-      if (fabsf(deviation) < LARGEST) {
-        state = beta_f * fmaf(alpha_f, deviation, state);
-        ++n_finite;
-      }
+    if (fabsf(deviation) < LARGEST) {
+      float moved = fmaf(alpha_f, deviation, alone);
+      samples[i * STRIDE] = moved;
+      alone = beta_f * moved;
+      ++n_finite;
     }
   }
-  __shared__ float all_states[THREADS][LANES];
+  __shared__ float all_alone[THREADS][LANES];
   __shared__ float all_decays[THREADS][LANES];
-  all_states[thread][lane] = state;
+  all_alone[thread][lane] = alone;
   all_decays[thread][lane] = coefficients[4 + n_finite];
 """
 
 _LONE = r"""
   __syncthreads();
-  state = float(before.state);
+  float state = float(before.state);
 """
 
 _LINK = r"""
   __shared__ int all_finite[THREADS][LANES];
   all_finite[thread][lane] = n_finite;
   __syncthreads();
-  double alone = 0.0;
+  double linked = 0.0;
   int of_tile = 0;
   if (thread == 0) {
     float total = 0.0f;
     #pragma unroll
     for (int i = 0; i < THREADS; ++i) {
-      total = fmaf(all_decays[i][lane], total, all_states[i][lane]);
+      total = fmaf(all_decays[i][lane], total, all_alone[i][lane]);
       of_tile += all_finite[i][lane];
     }
-    alone = double(total);
+    linked = double(total);
   }
-  __shared__ double starts[1][LANES];
   double after;
-  link<1, THREADS>(
-      told, tile, channel, n_channels, of_tile, &alone, starts, &after,
+  link<1, THREADS, TILE>(
+      told, tile, channel, n_channels, of_tile, &linked, &after,
       [&](double* of_channel) { *of_channel = before.state; },
-      [&](const double (*alones)[1][LANES], const int (*finite)[LANES], int begin, int end, double* of_channel) {
-        double beta_tile = double(coefficients[2]) + double(coefficients[3]);
-        #pragma unroll 1
-        for (int i = begin; i < end; ++i) {
-          double decay = finite[i][lane] == TILE ? beta_tile : power(1.0 - alpha, finite[i][lane]);
-          *of_channel = fma(decay, *of_channel, alones[i][0][lane]);
-        }
+      [&](const double* of_tile, int finite, double* of_channel) {
+        double decay = finite == TILE ? double(coefficients[2]) + double(coefficients[3]) : power(1.0 - alpha, finite);
+        *of_channel = fma(decay, *of_channel, *of_tile);
+      },
+      [&] {
+        double decay = double(coefficients[2]) + double(coefficients[3]);
+        return [decay](const double* of_tile, double* of_channel) { *of_channel = fma(decay, *of_channel, *of_tile); };
       });
-  state = float(starts[0][lane]);
+  float state = float(linked);
 """
 
 _RESULT = r"""
   #pragma unroll
   for (int i = 0; i < THREADS - 1; ++i) {
-    if (i < thread) state = fmaf(all_decays[i][lane], state, all_states[i][lane]);
+    if (i < thread) state = fmaf(all_decays[i][lane], state, all_alone[i][lane]);
   }
   if (!active) return;
-  if (all) {
+  // Each result has its part of the state added at once: to go on from it sample by sample would round that as often.
+  if (n_finite == SAMPLES) {
     #pragma unroll UNROLL
     for (int i = 0; i < SAMPLES; ++i) {
-      float deviation = (samples[i * STRIDE] - before.high) - before.low;
-      float moved = fmaf(alpha_f, deviation, state);
-      state = beta_f * moved;
-      to[size_t(i) * n_channels] = before.high + (before.low + moved);
+      to[size_t(i) * n_channels] = before.high + (before.low + fmaf(decays[i], state, samples[i * STRIDE]));
     }
   } else {
-    #pragma unroll UNROLL
+    // The samples themselves are no longer there, and needed only to tell which are not finite.
+    bool all = n_finite == inside;
+    int n_before = 0;
+    #pragma unroll UNROLL_SOME
     for (int i = 0; i < SAMPLES; ++i) {
-      float deviation = (samples[i * STRIDE] - before.high) - before.low;
-      float result = samples[i * STRIDE];
-      if (fabsf(deviation) < LARGEST) {
-        float moved = fmaf(alpha_f, deviation, state);
-        state = beta_f * moved;
-        result = before.high + (before.low + moved);
+      if (i < inside) {
+        float result = all ? before.high : from[size_t(i) * n_channels];
+        if (fabsf((result - before.high) - before.low) < LARGEST) {
+          result = before.high + (before.low + fmaf(decays[n_before++], state, samples[i * STRIDE]));
+        }
+        to[size_t(i) * n_channels] = result;
       }
-      if (i < inside) to[size_t(i) * n_channels] = result;
     }
   }
   if (thread == THREADS - 1 && tile == (n - 1) / TILE) {
-    double of_message = (1.0 - alpha) * before.average + double(state);
+    double of_message = (1.0 - alpha) * before.average + double(fmaf(decays[n_finite], state, alone));
     float high = float(of_message);
     zf[channel] = high;
     zf[n_channels + channel] = float(of_message - double(high));

@@ -17,13 +17,18 @@ import mlx.core as mx
 LOOK_BACK = r"""
 namespace {
 
-// What a tile has told of a state: its value, and a tag, zero before anything was told. The lowest two bits of a tag
-// say whether the value is what the tile makes of a state of zero, or the state after it; above them is the number of
-// samples that the state goes over. Such a word of 16 bytes is written and read at once, as CUB does it, so that nobody
-// takes a value with the tag of another.
-constexpr unsigned ALONE = 1;
-constexpr unsigned AFTER = 2;
+// What a tile tells of itself and a channel: its states, then how many of its samples were taken, if these are not all.
+// Two of these travel in a word of 16 bytes, since what tiles hear of each other goes through the same cache as the
+// samples: with a word for each state, a kernel of two sections took a tenth longer on an H200. Half of a word may come
+// without the other, but each half comes whole, so that each has a tag in its lowest two bits, zero before anything was
+// told. A state loses 2^-51 of itself to that.
+constexpr unsigned ALONE = 1;  // what the tile makes of states of zero, if all of its samples were taken
+constexpr unsigned SOME = 2;   // the same, if not
+constexpr unsigned AFTER = 3;  // the states after it
 constexpr unsigned NAP_NS = 20;
+
+template <int SIZE>
+constexpr int WORDS = SIZE / 2 + 1;
 
 // Relaxed and for this GPU alone: what is for the whole system takes longer.
 __device__ ulonglong2 word_at(const ulonglong2* at) {
@@ -36,97 +41,133 @@ __device__ ulonglong2 word_at(const ulonglong2* at) {
 #endif
 }
 
-__device__ void set_word(ulonglong2* at, double value, unsigned long long tag) {
+__device__ void set_word(ulonglong2* at, unsigned long long x, unsigned long long y) {
 #ifdef __CUDA_ARCH__
-  asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(at), "l"(__double_as_longlong(value)), "l"(tag)
-               : "memory");
+  asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(at), "l"(x), "l"(y) : "memory");
 #else
-  *at = {(unsigned long long)(__double_as_longlong(value)), tag};
+  __stwt(at, ulonglong2{x, y});
 #endif
 }
 
-template <int SIZE>
-__device__ void tell(const int64_t* told, size_t at, unsigned n_channels, const double* values, unsigned tag) {
-  auto word = reinterpret_cast<ulonglong2*>(const_cast<int64_t*>(told)) + at;
-  #pragma unroll
-  for (int i = 0; i < SIZE; ++i) set_word(word + size_t(i) * n_channels, values[i], tag);
-}
+__device__ unsigned tag_of(unsigned long long half) { return unsigned(half) & 3; }
 
-// Waits until something was told of a kind that is *wanted*, and returns its tag. Looks at one word while it waits, so
-// as to leave the memory to the others.
+// A state as it is told. The tile itself goes on from this, too: all compute the states after it in the same steps.
+__device__ double trimmed(double state) { return __longlong_as_double(__double_as_longlong(state) & ~3ll); }
+
 template <int SIZE>
-__device__ unsigned hear(const int64_t* told, size_t at, unsigned n_channels, unsigned wanted, double* values) {
-  auto word = reinterpret_cast<const ulonglong2*>(told) + at;
-  while (true) {
-    ulonglong2 heard[SIZE];
-    #pragma unroll
-    for (int i = 0; i < SIZE; ++i) heard[i] = word_at(word + size_t(i) * n_channels);
-    bool is_whole = (heard[0].y & wanted) != 0;
-    #pragma unroll
-    for (int i = 0; i < SIZE; ++i) {
-      is_whole = is_whole && heard[i].y == heard[0].y;
-      values[i] = __longlong_as_double((long long)(heard[i].x));
-    }
-    if (is_whole) return unsigned(heard[0].y);
-    while (!(word_at(word).y & wanted)) __nanosleep(NAP_NS);
+__device__ void tell(
+    const int64_t* told, size_t at, unsigned n_channels, const double* states, unsigned tag, int taken) {
+  auto word = reinterpret_cast<ulonglong2*>(const_cast<int64_t*>(told)) + at;
+  unsigned long long halves[SIZE + 2];
+  #pragma unroll
+  for (int i = 0; i < SIZE; ++i) halves[i] = (unsigned long long)(__double_as_longlong(trimmed(states[i]))) | tag;
+  halves[SIZE] = halves[SIZE + 1] = (unsigned long long)(taken) << 2 | tag;
+  #pragma unroll
+  for (int i = 0; i < WORDS<SIZE>; ++i) {
+    if (2 * i < SIZE || tag == SOME) set_word(word + size_t(i) * n_channels, halves[2 * i], halves[2 * i + 1]);
   }
 }
 
-// Gives *start*, the state before the tile, and to the first thread of each channel *after*, the state after it. That
-// thread brings *alone*, what the *taken* samples of the tile make of a state of zero. *before(state)* gives the state
-// before the message; *go_over(alone, taken, begin, end, state)* takes a state over some tiles.
+// Waits until something was told, or with *is_after* until the states after the tile were. Returns how many samples
+// were taken, or -1 with the states after the tile.
+template <int SIZE, int TILE>
+__device__ int hear(const int64_t* told, size_t at, unsigned n_channels, bool is_after, double* states) {
+  auto word = reinterpret_cast<const ulonglong2*>(told) + at;
+  while (true) {
+    unsigned long long halves[SIZE + 2];
+    #pragma unroll
+    for (int i = 0; 2 * i < SIZE; ++i) {
+      ulonglong2 heard = word_at(word + size_t(i) * n_channels);
+      halves[2 * i] = heard.x;
+      halves[2 * i + 1] = heard.y;
+    }
+    unsigned tag = tag_of(halves[0]);
+    bool is_whole = is_after ? tag == AFTER : tag != 0;
+    #pragma unroll
+    for (int i = 1; i < SIZE + SIZE % 2; ++i) is_whole = is_whole && tag_of(halves[i]) == tag;
+    if (SIZE % 2 == 0 && is_whole && tag == SOME) {
+      halves[SIZE] = word_at(word + size_t(SIZE / 2) * n_channels).x;
+      is_whole = tag_of(halves[SIZE]) == tag;
+    }
+    #pragma unroll
+    for (int i = 0; i < SIZE; ++i) states[i] = trimmed(__longlong_as_double((long long)(halves[i])));
+    if (is_whole) return tag == AFTER ? -1 : tag == ALONE ? TILE : int(halves[SIZE] >> 2);
+    __nanosleep(NAP_NS);
+  }
+}
+
+// Gives *state*, the state before the tile, to all threads of a channel, and *after*, the state after it, to the first.
+// That thread brings in *state* what the *taken* samples of the tile make of a state of zero. *before(state)* gives the
+// state before the message. *over_some(alone, taken, state)* takes a state over a tile, and what *over_all()* returns
+// does the same, called with *alone* and *state*, over one of which all samples were taken.
 //
 // Each thread listens to one of the tiles before. The farthest is the first of which the state after it will be known,
 // so that the last thread waits for that; what the nearer ones have told by then is enough. The result does not depend
 // on which tiles were quick, since all compute it in the same steps.
-template <int SIZE, int THREADS, typename Before, typename GoOver>
+template <int SIZE, int THREADS, int TILE, typename Before, typename OverSome, typename OverAll>
 __device__ void link(
-    const int64_t* told, unsigned tile, unsigned channel, unsigned n_channels, int taken, const double* alone,
-    double (*start)[32], double* after, Before before, GoOver go_over) {
-  // A row for each of the tiles before, the farthest first, and one for the tile itself.
+    const int64_t* told, unsigned tile, unsigned channel, unsigned n_channels, int taken, double* state, double* after,
+    Before before, OverSome over_some, OverAll over_all) {
+  // A row for each of the tiles before, the farthest first, with a count of -1 where the states after it are known; and
+  // one for the tile itself. In the end the first row is the state before the tile.
   __shared__ double heard[THREADS + 1][SIZE][32];
-  __shared__ int counts[THREADS + 1][32];
-  __shared__ bool is_after[THREADS][32];
-  size_t of_tile = size_t(SIZE) * n_channels;
+  __shared__ int counts[THREADS][32];
+  size_t of_tile = size_t(WORDS<SIZE>) * n_channels;
   unsigned thread = threadIdx.y;
   unsigned lane = threadIdx.x;
   unsigned row = THREADS - 1 - thread;
   if (thread == 0) {
-    counts[THREADS][lane] = taken;
     #pragma unroll
-    for (int i = 0; i < SIZE; ++i) heard[THREADS][i][lane] = alone[i];
-    if (tile) tell<SIZE>(told, tile * of_tile + channel, n_channels, alone, unsigned(taken) << 2 | ALONE);
+    for (int i = 0; i < SIZE; ++i) heard[THREADS][i][lane] = trimmed(state[i]);
+    if (tile) tell<SIZE>(told, tile * of_tile + channel, n_channels, state, taken == TILE ? ALONE : SOME, taken);
   }
-  double values[SIZE];
-  unsigned tag = AFTER;
+  int count = -1;
   if (thread < tile) {
-    unsigned wanted = row ? ALONE | AFTER : AFTER;
-    tag = hear<SIZE>(told, (tile - 1 - thread) * of_tile + channel, n_channels, wanted, values);
+    count = hear<SIZE, TILE>(told, (tile - 1 - thread) * of_tile + channel, n_channels, row == 0, state);
   } else {
-    before(values);
+    before(state);
   }
   #pragma unroll
-  for (int i = 0; i < SIZE; ++i) heard[row][i][lane] = values[i];
-  counts[row][lane] = int(tag >> 2);
-  is_after[row][lane] = tag & AFTER;
-  __syncthreads();
+  for (int i = 0; i < SIZE; ++i) heard[row][i][lane] = state[i];
+  counts[row][lane] = count;
+  bool all = __syncthreads_and((count == TILE || count < 0) && (thread || taken == TILE));
   if (thread == 0) {
-    int known = THREADS - 1;
-    while (!is_after[known][lane]) --known;
+    double alone[SIZE];
     #pragma unroll
-    for (int i = 0; i < SIZE; ++i) after[i] = heard[known][i][lane];
-    // Over the tiles between, then over the tile itself.
-    #pragma unroll 1
-    for (int end = THREADS; end <= THREADS + 1; ++end) {
-      go_over(heard, counts, end == THREADS ? known + 1 : THREADS, end, after);
+    for (int i = 0; i < SIZE; ++i) after[i] = heard[0][i][lane];
+    if (all) {
+      auto over = over_all();
       #pragma unroll
-      for (int i = 0; i < SIZE; ++i) {
-        if (end == THREADS) start[i][lane] = after[i];
+      for (int k = 1; k <= THREADS; ++k) {
+        bool is_after = k < THREADS && counts[k][lane] < 0;
+        #pragma unroll
+        for (int i = 0; i < SIZE; ++i) {
+          alone[i] = heard[k][i][lane];
+          if (k == THREADS) heard[0][i][lane] = after[i];
+        }
+        over(alone, after);
+        #pragma unroll
+        for (int i = 0; i < SIZE; ++i) after[i] = is_after ? alone[i] : trimmed(after[i]);
+      }
+    } else {
+      #pragma unroll 1
+      for (int k = 1; k <= THREADS; ++k) {
+        count = k < THREADS ? counts[k][lane] : taken;
+        #pragma unroll
+        for (int i = 0; i < SIZE; ++i) {
+          alone[i] = heard[k][i][lane];
+          if (k == THREADS) heard[0][i][lane] = after[i];
+        }
+        if (count >= 0) over_some(alone, count, after);
+        #pragma unroll
+        for (int i = 0; i < SIZE; ++i) after[i] = count < 0 ? alone[i] : trimmed(after[i]);
       }
     }
-    tell<SIZE>(told, tile * of_tile + channel, n_channels, after, AFTER);
+    tell<SIZE>(told, tile * of_tile + channel, n_channels, after, AFTER, 0);
   }
   __syncthreads();
+  #pragma unroll
+  for (int i = 0; i < SIZE; ++i) state[i] = heard[0][i][lane];
 }
 
 }  // namespace
@@ -152,7 +193,7 @@ def nothing_told(n_tiles: int, n_states: int, n_channels: int) -> mx.array:
     Zeros, in memory of its own, since the kernel writes to it: `mx.compile` makes one array of two `mx.zeros` of the
     same shape, and none of what two calls of a kernel give.
     """
-    n_blocks = -(-n_tiles * n_states * n_channels // _WORDS_A_BLOCK)
+    n_blocks = -(-n_tiles * (n_states // 2 + 1) * n_channels // _WORDS_A_BLOCK)
     (told,) = _zeros()(
         inputs=[],
         output_shapes=[(n_blocks * _WORDS_A_BLOCK, 2)],

@@ -23,7 +23,7 @@ from ..scan import chunked_scan
 from . import cuda_sosfilt_lone, cuda_sosfilt_long
 from .cuda import grid_size
 from .cuda_lookback import nothing_told
-from .cuda_samples import LANES, blocks
+from .cuda_samples import LANES, SAMPLES, THREADS, TILE, blocks
 from .layout import time_back, time_first
 
 LONE_SAMPLES = 16
@@ -38,17 +38,8 @@ LONE_TILE = LONE_THREADS * LONE_SAMPLES
 LONE_LANES = 8
 """Channels of a block for such a message; few, so that 256 channels are spread over 32 multiprocessors."""
 
-SAMPLES = 32
-"""Samples of a thread in a longer message. A multiprocessor of an H200 holds six blocks of one section, five of two."""
-
-THREADS = 6
-"""Threads of a block of a longer message along time."""
-
-TILE = THREADS * SAMPLES
-"""Samples of such a block."""
-
 SECTIONS = 2
-"""Sections that a longer message goes through at a time: four at once need 128 registers a thread instead of 72. What
+"""Sections that a longer message goes through at a time: four at once need 128 registers a thread instead of 64. What
 is handed to the next two is float32: 8e-8 of the peak off for a band-pass of four sections, instead of 4e-8."""
 
 
@@ -136,15 +127,15 @@ def _launch_long(
     sos: npt.NDArray[np.float64], chunk: mx.array, state: mx.array, size: int, valid_length: mx.array
 ) -> tuple[mx.array, mx.array]:
     n_samples, n_channels = chunk.shape
-    n_tiles = -(-n_samples // TILE)
     n_sections = min(len(sos), SECTIONS)
     n_passes = len(sos) // n_sections
     table_of_all = _device_table(sos.tobytes(), n_passes)
     y, zf = _kernel(n_sections, n_passes)(
-        inputs=[chunk, state, table_of_all, nothing_told(n_tiles, 2 * len(sos), n_channels)],
+        # For as many samples as the buffer has, of which there are fewer lengths.
+        inputs=[chunk, state, table_of_all, nothing_told(-(-size // TILE) * n_passes, 2 * n_sections, n_channels)],
         output_shapes=[(size, n_channels), state.shape],
         output_dtypes=[mx.float32, mx.float32],
-        **blocks(n_tiles, THREADS, n_channels),
+        **blocks(n_samples, n_channels),
     )
     return y, zf
 

@@ -93,11 +93,11 @@ struct Over {
     }
   }
 
-  __device__ void apply(const double (*alone)[32], int lane, double* z) const {
+  __device__ void operator()(const double* alone, double* z) const {
     double next[2 * SECTIONS];
     #pragma unroll
     for (int i = 0; i < 2 * SECTIONS; ++i) {
-      next[i] = alone[i][lane];
+      next[i] = alone[i];
       #pragma unroll
       for (int k = 0; k <= (i | 1); ++k) next[i] = fma(of[i][k], z[k], next[i]);
     }
@@ -106,36 +106,52 @@ struct Over {
   }
 };
 
-// The state *z* goes over some parts of a channel, one after the other, of *n_samples* each. *taken* says how many of
-// these were filtered, *alone* what they make of a state of zero, and *transition* is that over all.
+// The state *z* goes over a part of *n_samples*, of which *taken* were filtered. *alone* is what they make of a state
+// of zero, and *transition* is that over all.
 template <int SECTIONS>
-__device__ void go_over(
+__device__ void over_some(
     const Shared<SECTIONS>& shared, const volatile double (*transition)[2 * SECTIONS], int n_samples,
-    const double (*alone)[2 * SECTIONS][32], const int (*taken)[32], int begin, int end, double* z) {
-  int lane = threadIdx.x;
-  bool all = true;
-  #pragma unroll 1
-  for (int i = begin; i < end; ++i) all = all & (taken[i][lane] == n_samples);
-  if (all) {
+    const double* alone, int taken, double* z) {
+  if (taken == n_samples) {
     Over<SECTIONS> over(transition);
-    #pragma unroll 1
-    for (int i = begin; i < end; ++i) over.apply(alone[i], lane, z);
+    over(alone, z);
     return;
   }
   #pragma unroll 1
-  for (int i = begin; i < end; ++i) {
-    if (taken[i][lane] == n_samples) {
-      Over<SECTIONS>(transition).apply(alone[i], lane, z);
-      continue;
-    }
-    #pragma unroll 1
-    for (int k = 0; k < taken[i][lane]; ++k) {
-      Section sections[SECTIONS];
-      shared.sections(sections);
-      cascade<SECTIONS>(sections, 0.0, z);
-    }
+  for (int k = 0; k < taken; ++k) {
+    Section sections[SECTIONS];
+    shared.sections(sections);
+    cascade<SECTIONS>(sections, 0.0, z);
+  }
+  #pragma unroll
+  for (int k = 0; k < 2 * SECTIONS; ++k) z[k] += alone[k];
+}
+
+// The state *z* goes over the parts of the first *n_threads* threads.
+template <int SECTIONS, int THREADS, int SAMPLES>
+__device__ void over_threads(
+    const Shared<SECTIONS>& shared, bool all, const double (*all_alone)[2 * SECTIONS][32], const int (*all_taken)[32],
+    int n_threads, double* z) {
+  int lane = threadIdx.x;
+  if (all) {
+    Over<SECTIONS> over(shared.over[0]);
     #pragma unroll
-    for (int k = 0; k < 2 * SECTIONS; ++k) z[k] += alone[i][k][lane];
+    for (int i = 0; i < THREADS; ++i) {
+      if (i < n_threads) {
+        double alone[2 * SECTIONS];
+        #pragma unroll
+        for (int k = 0; k < 2 * SECTIONS; ++k) alone[k] = all_alone[i][k][lane];
+        over(alone, z);
+      }
+    }
+    return;
+  }
+  #pragma unroll 1
+  for (int i = 0; i < n_threads; ++i) {
+    double alone[2 * SECTIONS];
+    #pragma unroll
+    for (int k = 0; k < 2 * SECTIONS; ++k) alone[k] = all_alone[i][k][lane];
+    over_some<SECTIONS>(shared, shared.over[0], SAMPLES, alone, all_taken[i][lane], z);
   }
 }
 
@@ -156,12 +172,11 @@ _BODY = r"""
     #pragma unroll 1
     for (int i = 0; i < inside; ++i) begin_copy(samples + i * STRIDE, from + size_t(i) * n_channels);
   }
-  size_t n_told = size_t((n - 1) / TILE + 1) * SIZE * n_channels;
+  size_t n_told = size_t((n - 1) / TILE + 1) * WORDS<SIZE> * n_channels;
   __shared__ Shared<SECTIONS> shared;
   __shared__ double all_z[THREADS][SIZE][LANES];
   __shared__ int all_taken[THREADS][LANES];
-  __shared__ double starts[SIZE][LANES];
-  #pragma unroll 2
+  #pragma unroll 1
   for (int pass = 0; pass < PASSES; ++pass) {
     const double* of_pass = doubles(table) + pass * (SECTIONS * ROW + 2 * SIZE * SIZE);
     for (int i = thread * LANES + lane; i < 5 * SECTIONS; i += THREADS * LANES) {
@@ -178,34 +193,32 @@ _BODY = r"""
     all_taken[thread][lane] = run_alone<SECTIONS, SAMPLES>(shared, all, inside, samples, STRIDE, z);
     #pragma unroll
     for (int i = 0; i < SIZE; ++i) all_z[thread][i][lane] = z[i];
-    __syncthreads();
+    bool all_of_block = __syncthreads_and(all);
 
-    double alone[SIZE] = {};
+    double state[SIZE] = {};
     int of_tile = 0;
     if (thread == 0) {
-      go_over<SECTIONS>(shared, shared.over[0], SAMPLES, all_z, all_taken, 0, THREADS, alone);
+      over_threads<SECTIONS, THREADS, SAMPLES>(shared, all_of_block, all_z, all_taken, THREADS, state);
       #pragma unroll
       for (int i = 0; i < THREADS; ++i) of_tile += all_taken[i][lane];
     }
     double after[SIZE];
-    link<SIZE, THREADS>(
-        told + 2 * pass * n_told, tile, channel, n_channels, of_tile, alone, starts, after,
+    link<SIZE, THREADS, TILE>(
+        told + 2 * pass * n_told, tile, channel, n_channels, of_tile, state, after,
         [&](double* state) {
           #pragma unroll
           for (int i = 0; i < SIZE; ++i) state[i] = state_at(zi, pass * SIZE + i, channel, n_channels);
         },
-        [&](const double (*alones)[SIZE][LANES], const int (*counts)[LANES], int begin, int end, double* state) {
-          go_over<SECTIONS>(shared, shared.over[1], TILE, alones, counts, begin, end, state);
-        });
+        [&](const double* alone, int taken, double* state) {
+          over_some<SECTIONS>(shared, shared.over[1], TILE, alone, taken, state);
+        },
+        [&] { return Over<SECTIONS>(shared.over[1]); });
     if (thread == 0 && active && tile == (n - 1) / TILE) {
       #pragma unroll
       for (int i = 0; i < SIZE; ++i) set_state(zf, pass * SIZE + i, channel, n_channels, after[i]);
     }
 
-    double state[SIZE];
-    #pragma unroll
-    for (int i = 0; i < SIZE; ++i) state[i] = starts[i][lane];
-    go_over<SECTIONS>(shared, shared.over[0], SAMPLES, all_z, all_taken, 0, thread, state);
+    over_threads<SECTIONS, THREADS - 1, SAMPLES>(shared, all_of_block, all_z, all_taken, thread, state);
     if (pass + 1 < PASSES) {
       // Beyond the last channel, too: what is told of that one has to be the same each time.
       run_all<SECTIONS, SAMPLES>(shared, all, inside, samples, STRIDE, samples, STRIDE, state);
