@@ -19,6 +19,7 @@ import numpy as np
 
 from ..scan import chunked_scan
 from . import cuda_ewma_source
+from .cuda_kernel import cuda_kernel
 from .cuda_lookback import nothing_told
 from .cuda_samples import LANES, SAMPLES, THREADS, TILE, blocks
 from .layout import time_back, time_first
@@ -35,18 +36,23 @@ LONE_TILE = LONE_THREADS * LONE_SAMPLES
 
 @functools.cache
 def _kernel(lone: bool, lanes: int):  # noqa: ANN202 - an opaque callable of MLX
-    # Constants in the source and not as template arguments, which MLX takes apart at each call.
+    inputs, outputs = ("x", "zi", "coefficients"), ("y", "zf")
     if lone:
-        constants = {"LANES": lanes, "SAMPLES": LONE_SAMPLES, "THREADS": LONE_THREADS, "TILE": LONE_TILE}
-    else:
-        constants = {"LANES": lanes, "SAMPLES": SAMPLES, "THREADS": THREADS, "TILE": TILE}
-    return mx.fast.cuda_kernel(
-        name=f"ezmsg_mlx_ewma_{'lone' if lone else 'long'}_" + "_".join(map(str, constants.values())),
-        input_names=["x", "zi", "coefficients"] + ["told"] * (not lone),
-        output_names=["y", "zf"],
-        header=cuda_ewma_source.LONE_HEADER if lone else cuda_ewma_source.LONG_HEADER,
-        source="".join(f"constexpr int {key} = {value};\n" for key, value in constants.items())
-        + (cuda_ewma_source.LONE if lone else cuda_ewma_source.LONG),
+        return cuda_kernel(
+            "ewma_lone",
+            cuda_ewma_source.LONE,
+            cuda_ewma_source.LONE_HEADER,
+            constants={"LANES": lanes, "SAMPLES": LONE_SAMPLES, "THREADS": LONE_THREADS, "TILE": LONE_TILE},
+            inputs=inputs,
+            outputs=outputs,
+        )
+    return cuda_kernel(
+        "ewma_long",
+        cuda_ewma_source.LONG,
+        cuda_ewma_source.LONG_HEADER,
+        constants={"LANES": lanes, "SAMPLES": SAMPLES, "THREADS": THREADS, "TILE": TILE},
+        inputs=(*inputs, "told"),
+        outputs=outputs,
     )
 
 

@@ -14,6 +14,8 @@ import functools
 
 import mlx.core as mx
 
+from .cuda_kernel import cuda_kernel
+
 LOOK_BACK = r"""
 namespace {
 
@@ -179,11 +181,12 @@ _WORDS_A_BLOCK = 256
 
 @functools.cache
 def _zeros():  # noqa: ANN202 - an opaque callable of MLX
-    return mx.fast.cuda_kernel(
-        name="ezmsg_mlx_nothing_told",
-        input_names=[],
-        output_names=["told"],
-        source=f"reinterpret_cast<ulonglong2*>(told)[blockIdx.x * size_t({_WORDS_A_BLOCK}) + threadIdx.x] = {{0, 0}};",
+    return cuda_kernel(
+        "nothing_told",
+        "reinterpret_cast<ulonglong2*>(told)[blockIdx.x * size_t(WORDS) + threadIdx.x] = {0, 0};",
+        constants={"WORDS": _WORDS_A_BLOCK},
+        inputs=(),
+        outputs=("told",),
     )
 
 

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from ..scan import chunked_scan
 from . import cuda_sosfilt_lone, cuda_sosfilt_long
 from .cuda import grid_size
+from .cuda_kernel import cuda_kernel
 from .cuda_lookback import nothing_told
 from .cuda_samples import LANES, SAMPLES, THREADS, TILE, blocks
 from .layout import time_back, time_first
@@ -46,25 +47,24 @@ is handed to the next two is float32: 8e-8 of the peak off for a band-pass of fo
 @functools.cache
 def _kernel(n_sections: int, n_passes: int, lone_lanes: int = 0):  # noqa: ANN202 - an opaque callable of MLX
     """For a message that is one block along time, of *lone_lanes* channels a block; or for a longer one (0)."""
+    inputs, outputs = ("x", "zi", "table"), ("y", "zf")
     if lone_lanes:
-        constants = {"SECTIONS": n_sections, "LANES": lone_lanes, "SAMPLES": LONE_SAMPLES, "THREADS": LONE_THREADS}
-    else:
-        constants = {
-            "SECTIONS": n_sections,
-            "PASSES": n_passes,
-            "LANES": LANES,
-            "SAMPLES": SAMPLES,
-            "THREADS": THREADS,
-            "TILE": TILE,
-        }
-    kind = cuda_sosfilt_lone if lone_lanes else cuda_sosfilt_long
-    return mx.fast.cuda_kernel(
-        name=f"ezmsg_mlx_sosfilt_{'lone' if lone_lanes else 'long'}_" + "_".join(map(str, constants.values())),
-        input_names=["x", "zi", "table"] + ["told"] * (not lone_lanes),
-        output_names=["y", "zf"],
-        header=kind.HEADER,
-        # Constants in the source and not as template arguments, which MLX takes apart at each call.
-        source="".join(f"constexpr int {key} = {value};\n" for key, value in constants.items()) + kind.SOURCE,
+        return cuda_kernel(
+            "sosfilt_lone",
+            cuda_sosfilt_lone.SOURCE,
+            cuda_sosfilt_lone.HEADER,
+            constants={"SECTIONS": n_sections, "LANES": lone_lanes, "SAMPLES": LONE_SAMPLES, "THREADS": LONE_THREADS},
+            inputs=inputs,
+            outputs=outputs,
+        )
+    of_block = {"LANES": LANES, "SAMPLES": SAMPLES, "THREADS": THREADS, "TILE": TILE}
+    return cuda_kernel(
+        "sosfilt_long",
+        cuda_sosfilt_long.SOURCE,
+        cuda_sosfilt_long.HEADER,
+        constants={"SECTIONS": n_sections, "PASSES": n_passes} | of_block,
+        inputs=(*inputs, "told"),
+        outputs=outputs,
     )
 
 
