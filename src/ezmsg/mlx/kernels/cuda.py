@@ -19,7 +19,7 @@ import numpy as np
 
 from ..scan import chunked_scan
 from . import cuda_ewma_source
-from .cuda_kernel import cuda_kernel
+from .cuda_kernel import Launch, cuda_kernel, launch_of
 from .cuda_lookback import nothing_told
 from .cuda_samples import LANES, SAMPLES, THREADS, TILE, blocks
 from .layout import time_back, time_first
@@ -74,34 +74,17 @@ def _coefficients(alpha: float) -> mx.array:
 
 
 @functools.lru_cache(maxsize=256)
-def _lone_blocks(n_channels: int) -> tuple[int, dict[str, tuple[int, int, int]]]:
-    """Channels of a block, and the blocks, in the words of ``cuda_kernel``."""
-    lanes = min(LANES, 1 << (n_channels - 1).bit_length())
-    grid = (-(-n_channels // lanes) * lanes, LONE_THREADS, 1)
-    return lanes, {"grid": grid, "threadgroup": (lanes, LONE_THREADS, 1)}
-
-
-def _launch(
-    coefficients: mx.array, chunk: mx.array, state: mx.array, size: int, valid_length: mx.array
-) -> tuple[mx.array, mx.array]:
-    n_samples, n_channels = chunk.shape
+def _launch(alpha: float, n_samples: int, n_channels: int) -> Launch:
+    size = grid_size(n_samples)
+    shapes = [(size, n_channels), (2, n_channels)]
     if n_samples <= LONE_TILE:
-        lanes, of_message = _lone_blocks(n_channels)
-        y, zf = _kernel(True, lanes)(
-            inputs=[chunk, state, coefficients],
-            output_shapes=[(size, n_channels), (2, n_channels)],
-            output_dtypes=[mx.float32, mx.float32],
-            **of_message,
-        )
-        return y, zf
-    y, zf = _kernel(False, LANES)(
-        # For as many samples as the buffer has, of which there are fewer lengths.
-        inputs=[chunk, state, coefficients, nothing_told(-(-size // TILE), 1, n_channels)],
-        output_shapes=[(size, n_channels), (2, n_channels)],
-        output_dtypes=[mx.float32, mx.float32],
-        **blocks(n_samples, n_channels),
-    )
-    return y, zf
+        lanes = min(LANES, 1 << (n_channels - 1).bit_length())
+        grid = (-(-n_channels // lanes) * lanes, LONE_THREADS, 1)
+        of_message = {"grid": grid, "threadgroup": (lanes, LONE_THREADS, 1)}
+        return launch_of(_kernel(True, lanes), _coefficients(alpha), shapes, of_message)
+    # For as many samples as the buffer has, of which there are fewer lengths.
+    told = nothing_told(-(-size // TILE), 1, n_channels)
+    return launch_of(_kernel(False, LANES), _coefficients(alpha), shapes, blocks(n_samples, n_channels), told)
 
 
 def compile_ahead(n_channels: int) -> None:
@@ -132,11 +115,11 @@ def grid_size(n_samples: int) -> int:
 
 def ewma(x: mx.array, alpha: float, zi: mx.array, axis: int, chunk_sizes: tuple[int, ...]) -> tuple[mx.array, mx.array]:
     """See :func:`ezmsg.mlx.ewma.ewma`. Lazy. Nothing is compiled for a size, so *chunk_sizes* do not matter here."""
-    launch = functools.partial(_launch, _coefficients(alpha))
-    n_samples = x.shape[axis]
+    n_samples, sizes = x.shape[axis], (grid_size(x.shape[axis]),)
     if axis == 0 and x.ndim == 2:
-        return chunked_scan(x, n_samples, (grid_size(n_samples),), zi, launch, axis=0, pad=False)
-    y, zf = chunked_scan(
-        time_first(x, axis), n_samples, (grid_size(n_samples),), time_first(zi, axis), launch, axis=0, pad=False
-    )
+        launch = _launch(alpha, n_samples, x.shape[1])
+        return chunked_scan(x, n_samples, sizes, zi, launch, axis=0, pad=False)
+    flat = time_first(x, axis)
+    launch = _launch(alpha, n_samples, flat.shape[1])
+    y, zf = chunked_scan(flat, n_samples, sizes, time_first(zi, axis), launch, axis=0, pad=False)
     return time_back(y, x.shape, axis), time_back(zf, zi.shape, axis)

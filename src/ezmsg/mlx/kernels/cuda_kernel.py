@@ -1,11 +1,15 @@
-"""How the kernels for CUDA are made of their sources."""
+"""How the kernels for CUDA are made of their sources, and launched."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import mlx.core as mx
+
+Launch: TypeAlias = Callable[[mx.array, mx.array, int, mx.array], tuple[mx.array, mx.array]]
+"""What :func:`ezmsg.mlx.scan.chunked_scan` calls."""
 
 
 def made_small(source: str) -> str:
@@ -35,3 +39,24 @@ def cuda_kernel(  # noqa: ANN201 - an opaque callable of MLX
         header=made_small(header),
         source=values + made_small(source),
     )
+
+
+def launch_of(
+    kernel: Callable[..., list[mx.array]],
+    table: mx.array,
+    shapes: Sequence[tuple[int, ...]],
+    blocks: Mapping[str, tuple[int, int, int]],
+    told: Callable[[], mx.array] | None = None,
+) -> Launch:
+    """Launches *kernel* for chunks of one size, with results of *shapes* in float32.
+
+    To be kept for the next message of that size: what is worked out for each anew takes as long as a short one.
+    """
+    arguments = {"output_shapes": list(shapes), "output_dtypes": [mx.float32] * len(shapes), **blocks}
+
+    def launch(chunk: mx.array, state: mx.array, size: int, valid_length: mx.array) -> tuple[mx.array, mx.array]:
+        inputs = [chunk, state, table] if told is None else [chunk, state, table, told()]
+        y, state = kernel(inputs=inputs, **arguments)
+        return y, state
+
+    return launch

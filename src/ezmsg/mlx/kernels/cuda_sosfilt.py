@@ -22,7 +22,7 @@ import numpy.typing as npt
 from ..scan import chunked_scan
 from . import cuda_sosfilt_lone, cuda_sosfilt_long
 from .cuda import grid_size
-from .cuda_kernel import cuda_kernel
+from .cuda_kernel import Launch, cuda_kernel, launch_of
 from .cuda_lookback import nothing_told
 from .cuda_samples import LANES, SAMPLES, THREADS, TILE, blocks
 from .layout import time_back, time_first
@@ -102,42 +102,31 @@ def table(sos: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.concatenate([*sections, *together]).astype(np.float64)
 
 
+_BYTES_A_SECTION = 6 * np.dtype(np.float64).itemsize
+
+
 @functools.lru_cache(maxsize=64)
 def _device_table(sos: bytes, n_passes: int) -> mx.array:
     passes = np.frombuffer(sos).reshape(n_passes, -1, 6)
     return mx.array(np.concatenate([table(sections) for sections in passes]).view(np.int64))
 
 
-def _launch_lone(
-    sos: npt.NDArray[np.float64], chunk: mx.array, state: mx.array, size: int, valid_length: mx.array
-) -> tuple[mx.array, mx.array]:
-    n_channels = chunk.shape[1]
-    lanes = min(LONE_LANES, 1 << (n_channels - 1).bit_length())
-    y, zf = _kernel(len(sos), 1, lanes)(
-        inputs=[chunk, state, _device_table(sos.tobytes(), 1)],
-        output_shapes=[(size, n_channels), state.shape],
-        output_dtypes=[mx.float32, mx.float32],
-        grid=(lanes * -(-n_channels // lanes), LONE_THREADS, 1),
-        threadgroup=(lanes, LONE_THREADS, 1),
-    )
-    return y, zf
-
-
-def _launch_long(
-    sos: npt.NDArray[np.float64], chunk: mx.array, state: mx.array, size: int, valid_length: mx.array
-) -> tuple[mx.array, mx.array]:
-    n_samples, n_channels = chunk.shape
-    n_sections = min(len(sos), SECTIONS)
-    n_passes = len(sos) // n_sections
-    table_of_all = _device_table(sos.tobytes(), n_passes)
-    y, zf = _kernel(n_sections, n_passes)(
-        # For as many samples as the buffer has, of which there are fewer lengths.
-        inputs=[chunk, state, table_of_all, nothing_told(-(-size // TILE) * n_passes, 2 * n_sections, n_channels)],
-        output_shapes=[(size, n_channels), state.shape],
-        output_dtypes=[mx.float32, mx.float32],
-        **blocks(n_samples, n_channels),
-    )
-    return y, zf
+@functools.lru_cache(maxsize=256)
+def _launch(sos: bytes, n_samples: int, n_channels: int) -> Launch:
+    n_all = len(sos) // _BYTES_A_SECTION
+    size = grid_size(n_samples)
+    shapes = [(size, n_channels), (n_all, 4, n_channels)]
+    if n_samples <= LONE_TILE:
+        lanes = min(LONE_LANES, 1 << (n_channels - 1).bit_length())
+        grid = (lanes * -(-n_channels // lanes), LONE_THREADS, 1)
+        of_message = {"grid": grid, "threadgroup": (lanes, LONE_THREADS, 1)}
+        return launch_of(_kernel(n_all, 1, lanes), _device_table(sos, 1), shapes, of_message)
+    n_sections = min(n_all, SECTIONS)
+    n_passes = n_all // n_sections
+    # For as many samples as the buffer has, of which there are fewer lengths.
+    told = nothing_told(-(-size // TILE) * n_passes, 2 * n_sections, n_channels)
+    kernel, of_device = _kernel(n_sections, n_passes), _device_table(sos, n_passes)
+    return launch_of(kernel, of_device, shapes, blocks(n_samples, n_channels), told)
 
 
 def compile_ahead(n_sections: int, n_channels: int) -> None:
@@ -159,18 +148,13 @@ def sosfilt(
     n_samples, n_sections = x.shape[axis], len(sos)
     is_flat = axis == 0 and x.ndim == 2
     y, start = (x, zi) if is_flat else (time_first(x, axis), time_first(zi, axis + 1, lead=1))
-    lone = n_samples <= LONE_TILE
     # In a longer message an odd section comes last, by itself.
-    n_first = n_sections if lone or n_sections < SECTIONS else n_sections - n_sections % SECTIONS
-    parts = (
-        [(sos, start)]
-        if n_first == n_sections
-        else [(sos[:n_first], start[:n_first]), (sos[n_first:], start[n_first:])]
-    )
-    states = []
+    is_whole = n_samples <= LONE_TILE or n_sections < SECTIONS or n_sections % SECTIONS == 0
+    parts = [(sos, start)] if is_whole else [(sos[:-1], start[:-1]), (sos[-1:], start[-1:])]
+    sizes, states = (grid_size(n_samples),), []
     for sections, state in parts:
-        launch = functools.partial(_launch_lone if lone else _launch_long, sections)
-        y, state = chunked_scan(y, n_samples, (grid_size(n_samples),), state, launch, axis=0, pad=False)
+        launch = _launch(sections.tobytes(), n_samples, y.shape[1])
+        y, state = chunked_scan(y, n_samples, sizes, state, launch, axis=0, pad=False)
         states.append(state)
-    zf = states[0] if len(states) == 1 else mx.concatenate(states)
+    zf = states[0] if is_whole else mx.concatenate(states)
     return (y, zf) if is_flat else (time_back(y, x.shape, axis), time_back(zf, zi.shape, axis + 1, lead=1))
