@@ -166,10 +166,27 @@ def test_coefficients_of_a_running_filter_can_be_replaced(path):
         check_close(filtered(ours, mx.array(piece), call), filtered(theirs, piece.astype(np.float64)))
 
 
-@pytest.mark.parametrize("coefs", [np.ones((2, 5)), np.full((1, 6), math.nan)], ids=["shape", "nan"])
-def test_wrong_coefficients_are_refused(path, coefs):
-    with pytest.raises(ValueError, match="sos has"):
-        filtered(FilterTransformer(coefs=coefs, coef_type="sos"), mx.zeros((5, 2)))
+@pytest.mark.parametrize(
+    "coefs, error, text",
+    [
+        (np.ones((2, 5)), ValueError, r"coefs has shape \(2, 5\)"),
+        (np.full((1, 6), math.nan), ValueError, "not finite"),
+        ([[1.0, 2.0], [3.0]], TypeError, "coefs is no array"),
+        (np.ones((1, 6), complex), TypeError, "coefs has dtype complex128"),
+    ],
+    ids=["shape", "nan", "ragged", "complex"],
+)
+def test_wrong_coefficients_are_refused_when_settings_are_built(coefs, error, text):
+    with pytest.raises(error, match=text):
+        FilterSettings(coefs=coefs, coef_type="sos")
+
+
+def test_wrong_coefficients_of_a_running_filter_are_refused(path):
+    transformer = FilterTransformer(coefs=BAND_PASS, coef_type="sos")
+    filtered(transformer, mx.zeros((5, 2)))
+    with pytest.raises(ValueError, match=r"coefs has shape \(2, 5\)"):
+        transformer.update_coefficients(np.ones((2, 5)))
+    assert filtered(transformer, mx.ones((5, 2))).shape == (5, 2)
 
 
 # ------------------------------------------------------------------------------------------------------ sampling rate

@@ -484,3 +484,9 @@ async def test_unit_completes_after_its_last_message():
 def test_import_brings_in_neither_mlx_nor_a_compiler():
     code = "import sys, ezmsg.mlx.simulate; sys.exit(not {'mlx', 'numba', 'llvmlite'}.isdisjoint(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("settings", [256, None, {}], ids=repr)
+def test_what_is_no_settings_is_refused_at_the_call(settings):
+    with pytest.raises(TypeError, match="settings is .*; allowed is SimulatedAcquisitionSettings"):
+        simulated_acquisition(settings)

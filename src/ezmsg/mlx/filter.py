@@ -55,6 +55,8 @@ class FilterSettings(sigproc.FilterSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_filter_fields(self)
+        if self.coef_type == "sos" and self.coefs is not None:
+            check_sos(self.coefs, name="coefs")
 
 
 @processor_state

@@ -286,8 +286,13 @@ def simulated_acquisition(settings: SimulatedAcquisitionSettings) -> typing.Iter
     """The stream as a plain generator that ends after ``settings.duration``.
 
     See :obj:`SimulatedAcquisitionProducer` for what the messages hold.
+
+    Raises:
+        TypeError: *settings* is something else.
     """
-    yield from SimulatedAcquisitionProducer(settings=settings)
+    if not isinstance(settings, SimulatedAcquisitionSettings):
+        raise TypeError(f"settings is {settings!r}; allowed is {SimulatedAcquisitionSettings.__qualname__}.")
+    return iter(SimulatedAcquisitionProducer(settings=settings))
 
 
 def _loop(recording: npt.NDArray[np.int16], start: int, length: int) -> npt.NDArray[np.int16]:

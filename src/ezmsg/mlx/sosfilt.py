@@ -41,19 +41,26 @@ def run_kernel(
     return kernels(f"{path or select_path()}_sosfilt").sosfilt(x, sos, zi, axis, chunk_sizes)
 
 
-def check_sos(sos: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """*sos* as scipy's functions return it, in float64.
+def check_sos(sos: npt.ArrayLike, *, name: str = "sos") -> npt.NDArray[np.float64]:
+    """*sos* as scipy's functions return it, in float64; for the error, the caller calls it *name*.
 
     Raises:
+        TypeError: No array of real numbers.
         ValueError: Not of shape (n_sections, 6) with one section or more, not finite, or an ``a0`` that is not 1.
     """
-    array = np.array(sos, dtype=np.float64, order="C", ndmin=2)
+    try:
+        given = np.asarray(sos)
+    except ValueError:
+        raise TypeError(f"{name} is no array: its rows differ in length.") from None
+    if given.dtype.kind not in "fiu":
+        raise TypeError(f"{name} has dtype {given.dtype}; allowed are real numbers.")
+    array = np.array(given, dtype=np.float64, order="C", ndmin=2)
     if array.ndim != 2 or array.shape[1] != 6 or not len(array):
-        raise ValueError(f"sos has shape {np.shape(sos)}; allowed is (n_sections, 6) with one section or more.")
+        raise ValueError(f"{name} has shape {given.shape}; allowed is (n_sections, 6) with one section or more.")
     if not np.isfinite(array).all():
-        raise ValueError("sos has coefficients that are not finite.")
+        raise ValueError(f"{name} has coefficients that are not finite.")
     if (array[:, 3] != 1.0).any():
-        raise ValueError(f"sos[:, 3] is {array[:, 3].tolist()}; allowed are ones only.")
+        raise ValueError(f"{name}[:, 3] is {array[:, 3].tolist()}; allowed are ones only.")
     return array
 
 
@@ -94,7 +101,7 @@ def sosfilt(
 
     Raises:
         ValueError: *sos*, *axis*, *chunk_sizes*, *path* or the shape of *zi* is not as above.
-        TypeError: *x* or *zi* is complex, or no MLX array; *axis* is no integer.
+        TypeError: *x* or *zi* is complex, or no MLX array; *sos* is not real; *axis* is no integer.
     """
     import mlx.core as mx
 
