@@ -89,6 +89,9 @@ class Chain(ez.Collection):
 
     def configure(self) -> None:
         self.TO_MLX.apply_settings(self.SETTINGS)
+        # Room for a second of 2500 channels, as the source's ring has room for its longest message.
+        self.METER.OUTPUT_FEATURES.num_buffers = 4
+        self.METER.OUTPUT_FEATURES.buf_size = 2**20
 
     def network(self) -> ez.NetworkDefinition:
         stages = (self.TO_MLX, self.REFERENCE, self.DETREND, self.SQUARE, self.POWER, self.BIN, self.LOG, self.TO_NUMPY)
