@@ -72,7 +72,7 @@ def test_exact_case_of_all_recurrences(recurrence, case, monkeypatch):
 
 @pytest.mark.parametrize("bad", ["none", "one", "many"])
 @pytest.mark.parametrize(
-    "case", ["ewma: 0.01 s", "ewma: 300.0 s", "sosfilt: band-pass 2", "sosfilt: high-pass 0.5 Hz 8"]
+    "case", ["ewma: 0.01 s", "ewma: 300.0 s", "sosfilt: band-pass 0.5 to 10000 Hz 3", "sosfilt: high-pass 0.5 Hz 8"]
 )
 def test_which_tiles_were_quick_changes_no_bit(case, bad, monkeypatch):
     name, key = case.split(": ")
