@@ -89,7 +89,7 @@ class Chain(ez.Collection):
 
     def configure(self) -> None:
         self.TO_MLX.apply_settings(self.SETTINGS)
-        # Room for a second of 2500 channels, as the source's ring has room for its longest message.
+        # Room for the bins of a second of 2500 channels, as the source's ring has room for its longest message.
         self.METER.OUTPUT_FEATURES.num_buffers = 4
         self.METER.OUTPUT_FEATURES.buf_size = 2**20
 

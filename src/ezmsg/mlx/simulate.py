@@ -283,7 +283,7 @@ class SimulatedAcquisition(BaseProducerUnit[SimulatedAcquisitionSettings, AxisAr
 
 
 def simulated_acquisition(settings: SimulatedAcquisitionSettings) -> typing.Iterator[AxisArray]:
-    """The stream as a plain generator that ends after ``settings.duration``.
+    """The stream as a plain iterator that ends after ``settings.duration``.
 
     See :obj:`SimulatedAcquisitionProducer` for what the messages hold.
 

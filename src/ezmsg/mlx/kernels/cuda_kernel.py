@@ -50,7 +50,7 @@ def launch_of(
 ) -> Launch:
     """Launches *kernel* for chunks of one size, with results of *shapes* in float32.
 
-    To be kept for the next message of that size: what is worked out for each anew takes as long as a short one.
+    To be kept for the next message of that size: to work it out anew took 2 of 9 us of Python a call.
     """
     arguments = {"output_shapes": list(shapes), "output_dtypes": [mx.float32] * len(shapes), **blocks}
 

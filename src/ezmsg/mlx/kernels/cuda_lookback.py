@@ -22,9 +22,9 @@ namespace {
 
 // What a tile tells of itself and a channel: its states, then how many of its samples were taken, if these are not all.
 // Two of these travel in a word of 16 bytes, since what tiles hear of each other goes through the same cache as the
-// samples: with a word for each state, two sections took 108 us on an H200 and not 104. Half of a word may come without
-// the other, but each half comes whole, so that each has a tag in its lowest two bits, zero before anything was told. A
-// state loses up to 2^-50 of itself to that.
+// samples: that, and looks that read all words at once, took two sections from 108 to 104 us on an H200. Half of a word
+// may come without the other, but each half comes whole, so that each has a tag in its lowest two bits, zero before
+// anything was told. A state loses up to 2^-50 of itself to that.
 constexpr unsigned ALONE = 1;  // what the tile makes of states of zero, if all of its samples were taken
 constexpr unsigned SOME = 2;   // the same, if not
 constexpr unsigned AFTER = 3;  // the states after it
@@ -138,6 +138,7 @@ __device__ void link(
     double alone[SIZE];
     #pragma unroll
     for (int i = 0; i < SIZE; ++i) after[i] = heard[0][i][lane];
+    // The same steps either way; the usual one has them unrolled, with what takes a state over a tile in registers.
     if (all) {
       auto over = over_all();
       #pragma unroll

@@ -12,7 +12,7 @@ _PARTS = r"""
 namespace {
 
 // The sections of a message, and their transition over the samples of a thread, and over those of a tile. In shared
-// memory and volatile, since registers are what limits the blocks that a multiprocessor holds.
+// memory and volatile: in registers they would take a thread from 60 to 70 of these.
 template <int SECTIONS>
 struct Shared {
   volatile double rows[SECTIONS][5];
