@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ezmsg.mlx import SimulatedAcquisitionSettings, chunked_scan
-from ezmsg.mlx.convert import import_mlx
+from ezmsg.mlx.stream.convert import import_mlx
 
 MIB = 1 << 20
 LIFTED = 1 << 50

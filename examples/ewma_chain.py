@@ -33,7 +33,7 @@ from ezmsg.mlx import (
     cache_limit,
     memory_snapshot,
 )
-from ezmsg.mlx.convert import import_mlx
+from ezmsg.mlx.stream.convert import import_mlx
 
 SECONDS_BETWEEN_LINES = 5.0
 

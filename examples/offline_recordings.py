@@ -33,8 +33,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ezmsg.mlx import SimulatedAcquisitionSettings
-from ezmsg.mlx.convert import import_mlx
-from ezmsg.mlx.extra import import_extra
+from ezmsg.mlx.offline.extra import import_extra
+from ezmsg.mlx.stream.convert import import_mlx
 
 RETRIES = 2
 """How often a recording is tried again after an error. Death of a worker is counted apart, by Dask: three times."""

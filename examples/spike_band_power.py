@@ -28,7 +28,7 @@ from ezmsg.mlx import (
     PowTransformer,
     simulated_acquisition,
 )
-from ezmsg.mlx.butterworth import ButterworthFilterSettings, ButterworthFilterTransformer
+from ezmsg.mlx.butterworthfilter import ButterworthFilterSettings, ButterworthFilterTransformer
 from ezmsg.mlx.scaler import AdaptiveStandardScalerSettings, AdaptiveStandardScalerTransformer
 
 BAND = ButterworthFilterSettings(order=2, cuton=300.0, cutoff=5000.0, coef_type="sos")

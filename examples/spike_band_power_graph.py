@@ -23,7 +23,7 @@ from ezmsg.util.messages.axisarray import AxisArray
 from spike_band_power import BAND, POWER, SCORE
 
 from ezmsg.mlx import AsArray, AsArraySettings, EWMAUnit, MemoryMonitor, MemoryMonitorSettings, Pow
-from ezmsg.mlx.butterworth import ButterworthFilter
+from ezmsg.mlx.butterworthfilter import ButterworthFilter
 from ezmsg.mlx.scaler import AdaptiveStandardScaler
 
 

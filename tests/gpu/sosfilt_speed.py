@@ -11,7 +11,7 @@ from rich.table import Table
 from scipy.signal import butter
 from speed import enqueued, evaluated, microseconds
 
-from ezmsg.mlx.sosfilt import run_kernel
+from ezmsg.mlx.kernels import default_path, kernel
 
 SHAPES = ((300, 256), (3000, 1024), (30000, 1024))
 
@@ -31,7 +31,7 @@ def measure(console: Console) -> None:
             for call in (evaluated, enqueued):
                 plus, filtered = microseconds(
                     call(lambda: (x + 1,)),
-                    call(lambda: run_kernel(x, sos, zi, 0, (512,))),
+                    call(lambda: kernel("sosfilt", default_path()).run(x, sos, zi, 0, (512,))),
                     n=200 if x.size < 1e7 else 20,
                 )
                 row += [f"{plus:.0f}, {filtered:.0f}", f"{filtered / plus:.2f}"]

@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ezmsg.mlx import EWMATransformer, ReadLateTransformer, SimulatedAcquisitionSettings, simulated_acquisition
-from ezmsg.mlx.convert import numpy_to_mlx
 from ezmsg.mlx.ewma import ewma
+from ezmsg.mlx.stream.convert import numpy_to_mlx
 
 
 def microseconds(*functions: Callable[[], object], n: int = 100, repeats: int = 9) -> list[float]:

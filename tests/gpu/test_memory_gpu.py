@@ -13,7 +13,7 @@ from ezmsg.mlx import (  # noqa: E402
     cache_limit,
     simulated_acquisition,
 )
-from ezmsg.mlx.convert import numpy_to_mlx  # noqa: E402
+from ezmsg.mlx.stream.convert import numpy_to_mlx  # noqa: E402
 
 MIB = 1 << 20
 

@@ -16,8 +16,7 @@ from scipy.signal import butter, cheby2, iirnotch, lfilter, sosfilt_zi, tf2sos
 from scipy.signal import sosfilt as scipy_sosfilt
 
 from ezmsg.mlx.ewma import ewma
-from ezmsg.mlx.recurrence import default_path
-from ezmsg.mlx.sosfilt import select_path, sosfilt
+from ezmsg.mlx.sosfilt import sosfilt
 
 FS = 30000.0
 ULP = 2.0**-23
@@ -91,14 +90,8 @@ class Recurrence(Generic[Coefficients]):
     starts_with_a_pair: bool
     """What the state is where none is given."""
 
-    kernels: str
-    """Name of the modules of kernels, with the path to be filled in."""
-
     tolerance: float
     """Largest error, relative to the largest sample; relative to the largest result it is 1e-5."""
-
-    select_path: Callable[[], str]
-    metal_path: str
 
     def state_shape(
         self, shape: tuple[int, ...], axis: int, *, pair: bool, coefficients: Coefficients | None = None
@@ -180,10 +173,7 @@ EWMA = Recurrence[float](
     long=alpha_of(300.0),
     unused=0.123,
     starts_with_a_pair=False,
-    kernels="{}",
     tolerance=1e-5,
-    select_path=default_path,
-    metal_path="metal",
 )
 
 BAND_PASS = butter(4, (300.0, 5000.0), "bandpass", fs=FS, output="sos")
@@ -213,10 +203,7 @@ SOSFILT = Recurrence[Float64](
     long=HIGH_PASS,
     unused=BAND_PASS * [[0.5, 0.5, 0.5, 1, 1, 1]],
     starts_with_a_pair=True,
-    kernels="{}_sosfilt",
     tolerance=1e-6,
-    select_path=select_path,
-    metal_path="plain",
 )
 
 RECURRENCES = {recurrence.name: recurrence for recurrence in (EWMA, SOSFILT)}

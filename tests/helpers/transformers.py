@@ -18,7 +18,7 @@ from ezmsg.util.messages.axisarray import AxisArray
 import ezmsg.mlx.ewma
 import ezmsg.mlx.filter
 import ezmsg.mlx.scaler
-from ezmsg.mlx.butterworth import ButterworthFilter, ButterworthFilterTransformer
+from ezmsg.mlx.butterworthfilter import ButterworthFilter, ButterworthFilterTransformer
 from ezmsg.mlx.ewma import EWMATransformer, EWMAUnit
 from ezmsg.mlx.filter import Filter, FilterTransformer
 from ezmsg.mlx.scaler import AdaptiveStandardScaler, AdaptiveStandardScalerTransformer
@@ -59,8 +59,8 @@ def using(path: str) -> Iterator[list[str]]:
         return path
 
     with (
-        mock.patch.object(ezmsg.mlx.ewma, "_select_path", choose),
-        mock.patch.object(ezmsg.mlx.filter, "select_path", choose),
+        mock.patch.object(ezmsg.mlx.ewma, "default_path", choose),
+        mock.patch.object(ezmsg.mlx.filter, "default_path", choose),
         mock.patch.object(ezmsg.mlx.scaler, "default_path", choose),
     ):
         yield chosen

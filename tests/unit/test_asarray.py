@@ -14,7 +14,7 @@ from ezmsg.util.messages.axisarray import AxisArray
 from helpers.processes import RecordedLog, run_code
 
 from ezmsg.mlx.asarray import ArrayBackend, AsArray, AsArraySettings, AsArrayTransformer
-from ezmsg.mlx.convert import MLX_DTYPES
+from ezmsg.mlx.stream.convert import MLX_DTYPES
 
 mx = pytest.importorskip("mlx.core", exc_type=ImportError)
 

@@ -21,8 +21,8 @@ from helpers.recurrences import BAND_PASS, FS, HIGH_PASS, SOSFILT, check_close, 
 from helpers.transformers import TRANSFORMERS, filtered, message, using  # noqa: E402
 
 import ezmsg.mlx.filter as module  # noqa: E402
-from ezmsg.mlx.butterworth import ButterworthFilterSettings, ButterworthFilterTransformer  # noqa: E402
-from ezmsg.mlx.chebyshev import ChebyshevFilterSettings, ChebyshevFilterTransformer  # noqa: E402
+from ezmsg.mlx.butterworthfilter import ButterworthFilterSettings, ButterworthFilterTransformer  # noqa: E402
+from ezmsg.mlx.cheby import ChebyshevFilterSettings, ChebyshevFilterTransformer  # noqa: E402
 from ezmsg.mlx.filter import FilterSettings, FilterTransformer  # noqa: E402
 
 BAND = TRANSFORMERS["Butterworth"].settings
@@ -216,7 +216,7 @@ def test_other_coefficients_and_other_kernels_are_left_to_sigproc(settings):
     x = noise(400, 2)
     ours = ButterworthFilterTransformer(**{**BAND, **settings})
     theirs = sigproc.ButterworthFilterTransformer(**{**BAND, **settings})
-    with mock.patch.object(module, "run_kernel", side_effect=AssertionError):
+    with mock.patch.object(module, "kernel", side_effect=AssertionError):
         for piece in np.split(x, 4):
             result = ours(message(mx.array(piece)))
             assert isinstance(result.data, mx.array)

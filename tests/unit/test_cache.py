@@ -28,8 +28,8 @@ from ezmsg.mlx.cache import (
     lifted_cache_limit,
     withdraw_cache_limit,
 )
-from ezmsg.mlx.cacheguard import CacheGuard
-from ezmsg.mlx.cachelimit import MLX_CPU_DEFAULT
+from ezmsg.mlx.cache.guard import CacheGuard
+from ezmsg.mlx.cache.limit import MLX_CPU_DEFAULT
 
 GPU_DEFAULT = 130_000 * MIB
 

@@ -5,8 +5,8 @@ import mmap
 import numpy as np
 import pytest
 
-from ezmsg.mlx import convert
-from ezmsg.mlx.convert import MLX_DTYPES, import_mlx, is_mlx_array, mlx_to_mlx, mlx_to_numpy, numpy_to_mlx
+from ezmsg.mlx.stream import convert
+from ezmsg.mlx.stream.convert import MLX_DTYPES, import_mlx, is_mlx_array, mlx_to_mlx, mlx_to_numpy, numpy_to_mlx
 
 mx = pytest.importorskip("mlx.core", exc_type=ImportError)
 

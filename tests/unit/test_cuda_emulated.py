@@ -18,7 +18,7 @@ from helpers.transformers import filtered, using  # noqa: E402
 
 from ezmsg.mlx.ewma import EWMATransformer  # noqa: E402
 from ezmsg.mlx.filter import FilterTransformer  # noqa: E402
-from ezmsg.mlx.kernels import cuda, cuda_lookback, cuda_sosfilt  # noqa: E402
+from ezmsg.mlx.kernels.cuda import ewma, lookback, sosfilt  # noqa: E402
 
 # Some of all coefficients, for each number of sections is a kernel of its own, which takes most of a second to build.
 SOME = {
@@ -41,8 +41,8 @@ pytestmark = pytest.mark.skipif(cuda_emulation.COMPILER is None, reason="needs L
 
 
 def forget_kernels():
-    cuda_lookback._zeros.cache_clear()
-    for module in (cuda, cuda_sosfilt):
+    lookback._zeros.cache_clear()
+    for module in (ewma, sosfilt):
         module._kernel.cache_clear()
         module._launch.cache_clear()
         module._compile_ahead.cache_clear()
@@ -98,7 +98,7 @@ def test_which_tiles_were_quick_changes_no_bit(case, bad, monkeypatch):
 @pytest.mark.parametrize("n_states, n_words", [(1, 1), (2, 2), (4, 3)])
 @pytest.mark.parametrize("n_tiles, n_channels", [(1, 1), (5, 7), (3, 257)])
 def test_nothing_is_told_at_first(n_tiles, n_states, n_channels, n_words):
-    told = np.asarray(cuda_lookback.nothing_told(n_tiles, n_states, n_channels)())
+    told = np.asarray(lookback.nothing_told(n_tiles, n_states, n_channels)())
     assert told.dtype == np.int64 and told.nbytes >= 16 * n_tiles * n_words * n_channels and not told.any()
 
 

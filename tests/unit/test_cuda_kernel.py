@@ -4,8 +4,8 @@ import pytest
 
 mx = pytest.importorskip("mlx.core")
 
-from ezmsg.mlx.kernels import cuda, cuda_lookback, cuda_sosfilt  # noqa: E402
-from ezmsg.mlx.kernels.cuda_kernel import cuda_kernel, made_small  # noqa: E402
+from ezmsg.mlx.kernels.cuda import ewma, lookback, sosfilt  # noqa: E402
+from ezmsg.mlx.kernels.cuda.kernel import cuda_kernel, made_small  # noqa: E402
 
 
 @pytest.fixture
@@ -37,11 +37,11 @@ def test_constants_are_in_the_source_and_the_name(made):
 def test_mlx_gets_no_comments(made):
     # Past what remembers them, for other tests use them.
     for kernel, arguments in (
-        (cuda._kernel, (True, 8)),
-        (cuda._kernel, (False, 32)),
-        (cuda_sosfilt._kernel, (2, 1, 8)),
-        (cuda_sosfilt._kernel, (2, 2)),
-        (cuda_lookback._zeros, ()),
+        (ewma._kernel, (True, 8)),
+        (ewma._kernel, (False, 32)),
+        (sosfilt._kernel, (2, 1, 8)),
+        (sosfilt._kernel, (2, 2)),
+        (lookback._zeros, ()),
     ):
         kernel.__wrapped__(*arguments)
     assert len({kernel["name"] for kernel in made}) == 5

@@ -16,7 +16,8 @@ from helpers.transformers import filtered, message, using  # noqa: E402
 
 from ezmsg.mlx.detrend import DetrendTransformer  # noqa: E402
 from ezmsg.mlx.ewma import EWMASettings, EWMATransformer  # noqa: E402
-from ezmsg.mlx.kernels import cpu, cpu_memory  # noqa: E402
+from ezmsg.mlx.kernels.cpu import ewma as cpu_ewma  # noqa: E402
+from ezmsg.mlx.kernels.cpu import memory as cpu_memory  # noqa: E402
 from ezmsg.mlx.scaler import AdaptiveStandardScalerTransformer  # noqa: E402
 
 
@@ -147,14 +148,14 @@ def test_state_that_needs_no_correction_goes_on_as_well(path):
 
 
 def test_first_message_compiles_for_short_and_for_long_ones(monkeypatch):
-    modes, run = set(), cpu._ewma
+    modes, run = set(), cpu_ewma._ewma
 
     def note(x, y, in_place, *rest):
         modes.add(in_place)
         run(x, y, in_place, *rest)
 
-    monkeypatch.setattr(cpu, "_ewma", note)
-    cpu._compile_ahead.cache_clear()
+    monkeypatch.setattr(cpu_ewma, "_ewma", note)
+    cpu_ewma._compile_ahead.cache_clear()
     with using("cpu"):
         transformer = EWMATransformer()
         filtered(transformer, mx.ones((5, 3)))

@@ -32,7 +32,7 @@ from ezmsg.mlx import (
     RechunkSettings,
     RechunkTransformer,
 )
-from ezmsg.mlx.recurrence import default_path
+from ezmsg.mlx.kernels import default_path
 
 mx = pytest.importorskip("mlx.core", exc_type=ImportError)
 

@@ -13,7 +13,6 @@ import pytest
 from ezmsg.util.messages.axisarray import AxisArray
 from helpers.processes import RecordedLog, in_forked_child, in_fresh_process, run_code
 
-from ezmsg.mlx import memory
 from ezmsg.mlx.cache import MIB, CacheLimit, apply_cache_limit
 from ezmsg.mlx.memory import (
     MEMORY_METRICS,
@@ -21,7 +20,10 @@ from ezmsg.mlx.memory import (
     MemoryMonitorSettings,
     MemorySnapshot,
     memory_snapshot,
+    monitor,
+    system,
 )
+from ezmsg.mlx.memory import snapshot as snapshots
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
 
@@ -33,7 +35,7 @@ def needs_mlx() -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_told_yet(monkeypatch):
-    monkeypatch.setattr(memory, "_told", set())
+    monkeypatch.setattr(snapshots, "_told", set())
 
 
 # MLX's own counters
@@ -95,7 +97,7 @@ def test_mlx_counters_are_those_of_mlx_and_the_limit_is_left_alone():
 
 
 def test_limit_is_what_the_guard_knows(monkeypatch):
-    monkeypatch.setattr(memory, "cache_limit", lambda: CacheLimit(12.5, "outside"))
+    monkeypatch.setattr(snapshots, "cache_limit", lambda: CacheLimit(12.5, "outside"))
     assert memory_snapshot().mlx_cache_limit == 12.5
 
 
@@ -140,11 +142,11 @@ Threads:\t4
 
 
 def test_footprint_on_linux_is_anonymous_memory_swapped_out_or_not():
-    assert memory._parse_status(STATUS) == (20 * MIB, 9 * MIB)
+    assert system._parse_status(STATUS) == (20 * MIB, 9 * MIB)
 
 
 def test_footprint_is_nan_where_linux_does_not_tell_anonymous_memory_apart():
-    resident_set, footprint = memory._parse_status(STATUS.replace(b"RssAnon", b"RssOther"))
+    resident_set, footprint = system._parse_status(STATUS.replace(b"RssAnon", b"RssOther"))
     assert resident_set == 20 * MIB
     assert math.isnan(footprint)
 
@@ -187,8 +189,8 @@ class LibProc:
 @pytest.fixture
 def macos(monkeypatch) -> LibProc:
     library = LibProc(status=0)
-    monkeypatch.setattr(memory.sys, "platform", "darwin")
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda path: {"/usr/lib/libproc.dylib": library}[path])
+    monkeypatch.setattr(system.sys, "platform", "darwin")
+    monkeypatch.setattr(system.ctypes, "CDLL", lambda path: {"/usr/lib/libproc.dylib": library}[path])
     return library
 
 
@@ -210,7 +212,7 @@ def test_missing_metrics_are_nan_and_told_once(monkeypatch, macos):
     macos.status = -1
     mlx = fake_mlx(cuda=False)
     monkeypatch.setitem(sys.modules, "mlx.core", mlx)
-    monkeypatch.setattr(memory, "cache_limit", lambda: CacheLimit(None, "default"))
+    monkeypatch.setattr(snapshots, "cache_limit", lambda: CacheLimit(None, "default"))
     with RecordedLog() as log:
         for _ in range(3):
             snapshot = memory_snapshot()
@@ -271,13 +273,13 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(memory, "time", clock)
+    monkeypatch.setattr(monitor, "time", clock)
     return clock
 
 
 def test_row_holds_the_snapshot(monkeypatch, clock):
-    snapshot = MemorySnapshot(1.0, 2.0, 3.0, math.nan, 5.0, 6.0, 7.0)
-    monkeypatch.setattr(memory, "memory_snapshot", lambda: snapshot)
+    found = MemorySnapshot(1.0, 2.0, 3.0, math.nan, 5.0, 6.0, 7.0)
+    monkeypatch.setattr(monitor, "memory_snapshot", lambda: found)
     message = MemoryMonitorProducer(MemoryMonitorSettings(interval=0.5))()
     np.testing.assert_array_equal(message.data, [[1.0, 2.0, 3.0, math.nan, 5.0, 6.0, 7.0]])
     assert message.data.dtype == np.float64
@@ -305,7 +307,7 @@ async def test_waiting_leaves_the_event_loop_to_others(monkeypatch, clock):
         waited.append(seconds)
         clock.now += seconds
 
-    monkeypatch.setattr(memory.asyncio, "sleep", sleep)
+    monkeypatch.setattr(monitor.asyncio, "sleep", sleep)
     producer = MemoryMonitorProducer(MemoryMonitorSettings(interval=2.0))
     offsets = [(await producer.__acall__()).axes["time"].offset for _ in range(2)]
     assert offsets == [1000.0, 1002.0]

@@ -28,7 +28,8 @@ from helpers.ewma_cases import (  # noqa: E402
     state_of,
 )
 
-from ezmsg.mlx.ewma import MAX_CHUNK_SIZE, EWMATransformer, _select_path, ewma  # noqa: E402
+from ezmsg.mlx.ewma import MAX_CHUNK_SIZE, EWMATransformer, ewma  # noqa: E402
+from ezmsg.mlx.kernels import default_path  # noqa: E402
 
 KERNEL = "ezmsg.sigproc.util.ewma_mlx_metal"
 
@@ -109,14 +110,14 @@ def test_installed_kernel_is_called_as_it_is_here():
 
 
 def test_a_metal_machine_takes_the_kernel_by_itself(metal_machine, kernel):
-    assert _select_path() == "metal"
+    assert default_path() == "metal"
     ewma(mx.zeros((5,)), 0.1)
     assert kernel.alphas == [0.1]
 
 
 def test_cpu_as_the_default_device_takes_the_cpu_path_on_a_metal_machine(metal_machine, monkeypatch):
     monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.cpu, 0))
-    assert _select_path() == "cpu"
+    assert default_path() == "cpu"
 
 
 @pytest.mark.parametrize("case", CASES)

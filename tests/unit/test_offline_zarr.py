@@ -17,10 +17,9 @@ from ezmsg.mlx import (
     EWMATransformer,
     RechunkSettings,
     ZarrSink,
-    durable,
     process_recording,
-    zarrsink,
 )
+from ezmsg.mlx.offline import durable, zarrsink
 
 zarr = pytest.importorskip("zarr")
 pytest.importorskip("mlx.core")

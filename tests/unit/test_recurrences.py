@@ -13,8 +13,8 @@ mx = pytest.importorskip("mlx.core")
 from helpers.recurrence_cases import CASES, EXACT_CASES  # noqa: E402
 from helpers.recurrences import RECURRENCES, Recurrence, check_close, noise  # noqa: E402
 
-import ezmsg.mlx.recurrence as module  # noqa: E402
-from ezmsg.mlx.kernels.cpu_memory import KEPT_FLOATS  # noqa: E402
+import ezmsg.mlx.kernels as module  # noqa: E402
+from ezmsg.mlx.kernels.cpu.memory import KEPT_FLOATS  # noqa: E402
 
 PATHS = ["cpu", "plain"]
 
@@ -133,13 +133,13 @@ def taken(recurrence, monkeypatch) -> list[str]:
             paths.append(path)
             return x, zi
 
-        return SimpleNamespace(**{recurrence.name: run})
+        return SimpleNamespace(run=run)
 
     for path in ("cpu", "cuda", "metal", "plain"):
-        monkeypatch.setitem(sys.modules, f"ezmsg.mlx.kernels.{recurrence.kernels.format(path)}", stand_in(path))
-    module.kernels.cache_clear()
+        monkeypatch.setitem(sys.modules, f"ezmsg.mlx.kernels.{path}.{recurrence.name}", stand_in(path))
+    module.kernel.cache_clear()
     yield paths
-    module.kernels.cache_clear()
+    module.kernel.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -158,11 +158,9 @@ def test_path_follows_the_default_device_at_call_time(recurrence, taken, monkeyp
     monkeypatch.setattr(mx, "default_device", lambda: mx.Device(device, 0))
     monkeypatch.setattr(mx.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(mx.metal, "is_available", lambda: metal)
-    monkeypatch.setattr(module, "_gpu_path", module._gpu_path.__wrapped__)
     for path in (None, "plain", "metal"):
         recurrence.function(mx.zeros((5,)), recurrence.short, path=path)
-    on_metal = recurrence.metal_path
-    assert taken[1:] == [on_metal if expected == "metal" else expected, "plain", on_metal]
+    assert taken[1:] == [expected, "plain", "metal"]
 
 
 # --------------------------------------------------------------------------------------------------------- ownership

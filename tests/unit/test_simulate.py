@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from ezmsg.util.messages.axisarray import AxisArray
 
-from ezmsg.mlx import simulate
 from ezmsg.mlx.simulate import (
     MICROVOLTS_PER_COUNT,
     SimulatedAcquisition,
     SimulatedAcquisitionProducer,
     SimulatedAcquisitionSettings,
+    acquisition,
     message_lengths,
     simulated_acquisition,
 )
@@ -313,7 +313,7 @@ def due_times(settings: SimulatedAcquisitionSettings) -> np.ndarray:
 
 def test_real_time_messages_come_when_their_last_sample_is_due(monkeypatch):
     clock = SyncClock()
-    monkeypatch.setattr(simulate, "time", clock)
+    monkeypatch.setattr(acquisition, "time", clock)
     settings = with_settings(real_time=True)
     arrivals = [clock.now for _ in simulated_acquisition(settings)]
     np.testing.assert_allclose(arrivals, due_times(settings), rtol=0, atol=1e-9)
@@ -323,8 +323,8 @@ def test_real_time_messages_come_when_their_last_sample_is_due(monkeypatch):
 
 async def test_real_time_holds_for_awaited_messages_too(monkeypatch):
     clock = AsyncClock()
-    monkeypatch.setattr(simulate, "time", clock)
-    monkeypatch.setattr(simulate, "asyncio", clock)
+    monkeypatch.setattr(acquisition, "time", clock)
+    monkeypatch.setattr(acquisition, "asyncio", clock)
     settings = with_settings(real_time=True)
     producer = SimulatedAcquisitionProducer(settings=settings)
     arrivals = []
@@ -336,7 +336,7 @@ async def test_real_time_holds_for_awaited_messages_too(monkeypatch):
 
 def test_late_consumer_gets_overdue_messages_at_once_until_it_has_caught_up(monkeypatch):
     clock = SyncClock()
-    monkeypatch.setattr(simulate, "time", clock)
+    monkeypatch.setattr(acquisition, "time", clock)
     settings = with_settings(real_time=True, stall_every=None)
     producer = SimulatedAcquisitionProducer(settings=settings)
     producer()
@@ -350,7 +350,7 @@ def test_late_consumer_gets_overdue_messages_at_once_until_it_has_caught_up(monk
 
 def test_messages_come_as_fast_as_possible_by_default(monkeypatch):
     clock = SyncClock()
-    monkeypatch.setattr(simulate, "time", clock)
+    monkeypatch.setattr(acquisition, "time", clock)
     list(simulated_acquisition(SMALL))
     assert clock.slept == []
 

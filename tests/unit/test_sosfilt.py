@@ -95,11 +95,11 @@ def sections_alone(rows: np.ndarray, x: np.ndarray, z: np.ndarray) -> np.ndarray
 
 @pytest.mark.parametrize("name", ["band-pass 4", "high-pass 0.5 Hz 4", "low-pass 50 Hz 4", "no feedback"])
 def test_tiles_of_the_cuda_kernels_link_up(name):
-    from ezmsg.mlx.kernels import cuda_samples, cuda_sosfilt
+    from ezmsg.mlx.kernels.cuda import samples, sosfilt
 
-    sos, tile = FILTERS[name], cuda_samples.TILE
+    sos, tile = FILTERS[name], samples.TILE
     size = 2 * len(sos)
-    table = cuda_sosfilt.table(sos)
+    table = sosfilt.table(sos)
     rows, over_tile = table[: 9 * len(sos)].reshape(-1, 9), table[-size * size :].reshape(size, size)
     x = noise(5 * tile - 20, 1).astype(np.float64)
     x[[70, 100, 101, *range(2 * tile, 3 * tile)]] = math.nan
@@ -123,10 +123,10 @@ def test_tiles_of_the_cuda_kernels_link_up(name):
 
 
 def test_transition_of_a_section_over_the_samples_of_a_cuda_thread():
-    from ezmsg.mlx.kernels import cuda_sosfilt
+    from ezmsg.mlx.kernels.cuda import sosfilt
 
     for section in BAND_PASS:
-        over = cuda_sosfilt.table(section[None])[5:9].reshape(2, 2)
+        over = sosfilt.table(section[None])[5:9].reshape(2, 2)
         for start in np.eye(2):
-            _, last = SOSFILT.reference(np.zeros(cuda_sosfilt.LONE_SAMPLES), section[None], start[None])
+            _, last = SOSFILT.reference(np.zeros(sosfilt.LONE_SAMPLES), section[None], start[None])
             np.testing.assert_allclose(over @ start, last[0], rtol=1e-12, atol=1e-12)

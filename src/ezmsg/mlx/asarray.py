@@ -9,9 +9,18 @@ from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
 from .cache import apply_cache_limit, check_cache_limit, withdraw_cache_limit
-from .checks import check_message
-from .convert import MLX_DTYPES, NUMPY_DTYPES, dtype_name, is_mlx_array, misfit, mlx_to_mlx, mlx_to_numpy, numpy_to_mlx
-from .ownsettings import TransformerTakesSettings, UnitTakesSettings
+from .stream.checks import check_message
+from .stream.convert import (
+    MLX_DTYPES,
+    NUMPY_DTYPES,
+    dtype_name,
+    is_mlx_array,
+    misfit,
+    mlx_to_mlx,
+    mlx_to_numpy,
+    numpy_to_mlx,
+)
+from .stream.settings import TransformerTakesSettings, UnitTakesSettings
 
 # MLX counts although it may not be installed, so that its absence is told by the error that names the extra.
 _BACKENDS = (*(str(member) for member in ArrayBackend), "mlx")
@@ -56,7 +65,7 @@ class AsArrayTransformer(
 
     A drop-in for :obj:`ezmsg.sigproc.asarray.AsArrayTransformer`: axes, attrs and shape are untouched, a message
     that already is what is asked for comes back as the same object, and other backends than NumPy and MLX are
-    left to it. Between NumPy and MLX the data is always copied (see :mod:`ezmsg.mlx.convert`).
+    left to it. Between NumPy and MLX the data is always copied (see :mod:`ezmsg.mlx.stream.convert`).
 
     Raises:
         ImportError: The target is MLX and no MLX backend is installed.

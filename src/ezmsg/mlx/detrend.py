@@ -4,10 +4,9 @@ from ezmsg.baseproc import BaseTransformerUnit
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
-from .convert import is_mlx_array
 from .ewma import EWMASettings, EWMATransformer
-from .ownsettings import UnitTakesSettings
-from .recurrence import as_float32
+from .stream.convert import as_float32, is_mlx_array
+from .stream.settings import UnitTakesSettings
 
 
 class DetrendTransformer(EWMATransformer):

@@ -14,24 +14,13 @@ from ezmsg.baseproc import (
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
-from .checks import as_float, check_fields, check_message, is_real
-from .convert import is_mlx_array
-from .ownsettings import TransformerTakesSettings, UnitTakesSettings
-from .recurrence import (
-    Path,
-    as_float32,
-    check_mlx,
-    check_path,
-    is_same_rate,
-    sampling_period,
-    schedule_after,
-    schedule_before,
-    stream_dimension,
-    with_known_rate,
-)
-from .recurrence import default_path as _select_path
-from .recurrence import kernels as _kernels
+from .kernels import Path, check_path, default_path, kernel
+from .kernels.scheduling import schedule_after, schedule_before
 from .scan import normalize_axis, normalize_chunk_sizes
+from .stream.checks import as_float, check_fields, check_message, check_mlx, is_real
+from .stream.convert import as_float32, is_mlx_array
+from .stream.sampling import is_same_rate, sampling_period, stream_dimension, with_known_rate
+from .stream.settings import TransformerTakesSettings, UnitTakesSettings
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -113,10 +102,10 @@ def ewma(
         x, zi = as_float32(x, _OPERATION), as_float32(zi, _OPERATION)
     if 0 in shape:
         return x, zi
-    kernels = _kernels(path or _select_path())
+    run = kernel("ewma", path or default_path()).run
     if is_pair:
-        return kernels.ewma(x, float(alpha), zi, axis, chunk_sizes)
-    y, pair = kernels.ewma(x, float(alpha), mx.concatenate([zi, mx.zeros_like(zi)], axis=axis), axis, chunk_sizes)
+        return run(x, float(alpha), zi, axis, chunk_sizes)
+    y, pair = run(x, float(alpha), mx.concatenate([zi, mx.zeros_like(zi)], axis=axis), axis, chunk_sizes)
     return y, mx.split(pair, 2, axis=axis)[0]
 
 
@@ -219,8 +208,8 @@ class EWMATransformer(
             state.n_seen = 0
             state.alpha = max(-math.expm1(-state.gain / self.settings.time_constant), MIN_ALPHA)
             shape = list(message.data.shape)
-            if (path := _select_path()) in ("cpu", "cuda"):
-                _kernels(path).compile_ahead(message.data.size // shape[state.axis_idx])
+            n_channels = message.data.size // shape[state.axis_idx]
+            kernel("ewma", default_path()).compile_ahead(state.alpha, n_channels)
             shape[state.axis_idx] = 2
             # Evaluated, since only the thread that made a lazy array can do so later.
             state.zi = mx.zeros(shape)
@@ -233,12 +222,12 @@ class EWMATransformer(
     def _process(self, message: AxisArray) -> AxisArray:
         if not is_mlx_array(message.data):
             return super()._process(message)
-        average, _ = self._average(as_float32(message.data, _OPERATION), _select_path())
+        average, _ = self._average(as_float32(message.data, _OPERATION), default_path())
         return replace(message, data=average)
 
     def _run_kernel(self, data: mx.array, zi: mx.array, path: Path) -> tuple[mx.array, mx.array]:
         state = self._state
-        return _kernels(path).ewma(data, state.alpha, zi, state.axis_idx, self.settings.mlx_metal_chunk_sizes)
+        return kernel("ewma", path).run(data, state.alpha, zi, state.axis_idx, self.settings.mlx_metal_chunk_sizes)
 
     def _average(self, data: mx.array, path: Path) -> tuple[mx.array, mx.array | None]:
         """The average at each sample of *data*, float32, and the weights that it is corrected with (None: all 1)."""

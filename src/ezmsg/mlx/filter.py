@@ -16,22 +16,20 @@ from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 from scipy.signal import sosfilt_zi
 
-from .checks import check_fields, check_message
-from .convert import is_mlx_array
-from .ownsettings import TransformerTakesSettings, UnitTakesSettings
-from .recurrence import (
-    as_float32,
+from .kernels import default_path, kernel
+from .kernels.scheduling import schedule_after, schedule_before
+from .scan import normalize_chunk_sizes
+from .sosfilt import MAX_CHUNK_SIZE, check_sos
+from .stream.checks import check_fields, check_message
+from .stream.convert import as_float32, is_mlx_array
+from .stream.sampling import (
     first_finite_samples,
     is_same_rate,
-    kernels,
     sampling_period,
-    schedule_after,
-    schedule_before,
     stream_dimension,
     with_known_rate,
 )
-from .scan import normalize_chunk_sizes
-from .sosfilt import MAX_CHUNK_SIZE, check_sos, run_kernel, select_path
+from .stream.settings import TransformerTakesSettings, UnitTakesSettings
 
 _OPERATION = "filtering"
 
@@ -144,9 +142,8 @@ class FilterTransformer(
         from .kernels.layout import LARGEST_SAMPLE, to_pairs
 
         state.sections = check_sos(self.settings.coefs)
-        if select_path() == "cuda":
-            n_channels = message.data.size // message.data.shape[state.axis_idx]
-            kernels("cuda_sosfilt").compile_ahead(len(state.sections), n_channels)
+        n_channels = message.data.size // message.data.shape[state.axis_idx]
+        kernel("sosfilt", default_path()).compile_ahead(state.sections, n_channels)
         data = as_float32(message.data, _OPERATION)
         # A start at a sample that the filter itself leaves out would never be forgotten.
         data = mx.where(mx.abs(data) < LARGEST_SAMPLE, data, np.nan)
@@ -169,11 +166,11 @@ class FilterTransformer(
         state = self._state
         if state.sections is None:
             state.sections = check_sos(self.settings.coefs)
-        path = select_path()
+        path = default_path()
         schedule_before(path, state.zi)
         data = as_float32(message.data, _OPERATION)
         sizes = self.settings.mlx_metal_chunk_sizes
-        data, state.zi = run_kernel(data, state.sections, state.zi, state.axis_idx, sizes, path)
+        data, state.zi = kernel("sosfilt", path).run(data, state.sections, state.zi, state.axis_idx, sizes)
         schedule_after(path, state.zi, first=state.is_fresh)
         state.is_fresh = False
         return replace(message, data=data)

@@ -7,9 +7,9 @@ from ezmsg.baseproc import BaseTransformer, BaseTransformerUnit
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
-from .checks import as_float, check_message, is_real
-from .convert import is_mlx_array
-from .ownsettings import TransformerTakesSettings, UnitTakesSettings
+from .stream.checks import as_float, check_message, is_real
+from .stream.convert import is_mlx_array
+from .stream.settings import TransformerTakesSettings, UnitTakesSettings
 
 
 class PowSettings(sigproc.PowSettings):

@@ -14,8 +14,8 @@ from ezmsg.baseproc import BaseStatefulTransformer, BaseTransformerUnit, process
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
-from .checks import check_message
-from .convert import NUMPY_DTYPES, is_mlx_array, mlx_to_numpy
+from .stream.checks import check_message
+from .stream.convert import NUMPY_DTYPES, is_mlx_array, mlx_to_numpy
 
 
 class ReadLateSettings(ez.Settings):

@@ -21,8 +21,8 @@ from ezmsg.baseproc import (
 )
 from ezmsg.util.messages.axisarray import AxisArray
 
-from .checks import check_message
-from .segments import Layout, Segment, continues, cut, lengths
+from .stream.checks import check_message
+from .stream.segments import Layout, Segment, continues, cut, lengths
 
 
 def _checked_sizes(sizes: typing.Sequence[int]) -> tuple[int, ...]:

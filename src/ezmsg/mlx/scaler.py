@@ -17,11 +17,13 @@ from ezmsg.baseproc import (
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
-from .checks import check_message
-from .convert import is_mlx_array
 from .ewma import EWMASettings, EWMAState, EWMATransformer
-from .ownsettings import TransformerTakesSettings, UnitTakesSettings
-from .recurrence import Path, as_float32, default_path, first_finite_samples, schedule_after, schedule_before
+from .kernels import Path, default_path
+from .kernels.scheduling import schedule_after, schedule_before
+from .stream.checks import check_message
+from .stream.convert import as_float32, is_mlx_array
+from .stream.sampling import first_finite_samples
+from .stream.settings import TransformerTakesSettings, UnitTakesSettings
 
 if TYPE_CHECKING:
     import mlx.core as mx

@@ -7,38 +7,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from .recurrence import Path, as_float32, check_mlx, check_path, default_path, kernels
+from .kernels import Path, check_path, default_path, kernel
 from .scan import normalize_axis, normalize_chunk_sizes
+from .stream.checks import check_mlx
+from .stream.convert import as_float32
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
 MAX_CHUNK_SIZE = 512
 """Most samples that one launch of the kernel of plain operations takes; as many as ezmsg-sigproc's Metal kernel."""
-
-
-def select_path() -> Path:
-    """The kernels for MLX's default device, as it is now.
-
-    Plain operations on Metal: ezmsg-sigproc's kernel for Metal runs scipy's recurrence in float32, coefficients
-    included, as ``scipy.signal.sosfilt`` does for float32 data. That is 7e-6 of the peak off for a band-pass of 300 to
-    5000 Hz at 30 kHz, but 1e-4 where an offset of 50 standard deviations is to be removed, 1e-3 for a high-pass of
-    5 Hz, and unstable for one of 0.5 Hz.
-    """
-    path = default_path()
-    return "plain" if path == "metal" else path
-
-
-def run_kernel(
-    x: mx.array,
-    sos: npt.NDArray[np.float64],
-    zi: mx.array,
-    axis: int,
-    chunk_sizes: tuple[int, ...],
-    path: Path | None = None,
-) -> tuple[mx.array, mx.array]:
-    """:func:`sosfilt` without its checks: *x* float32 with samples, *axis* >= 0, *zi* float32 of length 4."""
-    return kernels(f"{path or select_path()}_sosfilt").sosfilt(x, sos, zi, axis, chunk_sizes)
 
 
 def check_sos(sos: npt.ArrayLike, *, name: str = "sos") -> npt.NDArray[np.float64]:
@@ -124,5 +102,5 @@ def sosfilt(
         return x, zi
     is_pair = zi.shape == pair_shape
     pairs = zi if is_pair else mx.concatenate([zi, mx.zeros_like(zi)], axis=axis + 1)
-    y, pairs = run_kernel(x, sections, pairs, axis, sizes, "plain" if path == "metal" else path)
+    y, pairs = kernel("sosfilt", path or default_path()).run(x, sections, pairs, axis, sizes)
     return y, pairs if is_pair else mx.split(pairs, 2, axis=axis + 1)[0]

@@ -1,0 +1,48 @@
+"""Butterworth filter in a stream, on every MLX backend."""
+
+import math
+import numbers
+
+import ezmsg.sigproc.butterworthfilter as sigproc
+from ezmsg.baseproc import BaseTransformerUnit
+from ezmsg.util.messages.axisarray import AxisArray
+
+from .filter import FilterByDesign, check_filter_fields
+from .stream.checks import as_float, check_fields, is_real
+from .stream.settings import UnitTakesSettings
+
+
+class ButterworthFilterSettings(sigproc.ButterworthFilterSettings):
+    """The settings of :obj:`ezmsg.sigproc.butterworthfilter.ButterworthFilter`, checked when they are built.
+
+    ``coef_type="sos"`` is what MLX data needs to stay on its device; the default, ``"ba"``, goes to scipy and back.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.order, bool) or not isinstance(self.order, numbers.Integral) or self.order < 0:
+            raise ValueError(f"order is {self.order!r}; allowed is an integer >= 0 (0: no filter).")
+        for field in ("cuton", "cutoff"):
+            value = getattr(self, field)
+            if value is None:
+                continue
+            if not is_real(value):
+                raise TypeError(f"{field} is {value!r}; allowed is None or a finite frequency > 0.")
+            if not 0 < as_float(value) < math.inf:
+                raise ValueError(f"{field} is {value!r}; allowed is None or a finite frequency > 0.")
+        check_fields(self, flags=("wn_hz",))
+        check_filter_fields(self)
+
+
+class ButterworthFilterTransformer(FilterByDesign[ButterworthFilterSettings], sigproc.ButterworthFilterTransformer):
+    """Butterworth filter along the stream dimension; see :obj:`ezmsg.mlx.filter.FilterTransformer`.
+
+    The counterpart of :obj:`ezmsg.sigproc.butterworthfilter.ButterworthFilterTransformer`, with its settings.
+    """
+
+
+class ButterworthFilter(
+    UnitTakesSettings,
+    BaseTransformerUnit[ButterworthFilterSettings, AxisArray, AxisArray, ButterworthFilterTransformer],
+):
+    SETTINGS = ButterworthFilterSettings

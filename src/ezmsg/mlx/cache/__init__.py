@@ -1,0 +1,84 @@
+"""One limit on MLX's buffer cache for the whole process, whoever asks for it.
+
+MLX keeps every freed buffer in a cache keyed by size, so each message length never seen before adds
+buffers that nothing reuses. ``mx.set_cache_limit`` bounds that cache, but it belongs to the process: two
+nodes that ask for different limits, a library that sets its own, or a limit that the user has already set
+would each undo the other in silence. The functions here are the one place that calls it.
+
+Rules, in the order in which they decide:
+
+* The tightest limit that any living node asks for is in force, whichever node converts first.
+* A tighter limit that somebody else has set stays. MLX's own default on the CPU (32 MiB) is nobody's wish
+  and is replaced.
+* A limit that somebody else raises later is put back once the cache has grown past the ceiling.
+* A disagreement is told once, a change of the limit always (INFO).
+"""
+
+import contextlib
+import os
+
+from .guard import CacheGuard
+from .limit import MIB, CacheLimit, check_cache_limit
+
+__all__ = [
+    "MIB",
+    "CacheLimit",
+    "apply_cache_limit",
+    "cache_limit",
+    "check_cache_limit",
+    "lifted_cache_limit",
+    "withdraw_cache_limit",
+]
+
+_GUARD = CacheGuard()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_GUARD.before_fork, after_in_child=_GUARD.after_fork_in_child)
+
+
+def apply_cache_limit(node: object, limit_mb: float | None) -> None:
+    """Ask for a limit on MLX's buffer cache on behalf of *node*, and keep it in force. Idempotent.
+
+    Meant to be called for every message, by whatever converts to MLX, in the process that does it. After the
+    first call it costs a dictionary look-up and one ``mx.get_cache_memory()``; ``mx.set_cache_limit`` is called
+    only when the limit in force must change.
+
+    Args:
+        node: The object that asks. It may ask for something else later, which replaces its request; once it is
+            garbage-collected it no longer counts. An attribute ``node_name`` names it in the log.
+        limit_mb: Limit in MiB, as :func:`check_cache_limit` allows; ``0`` turns the cache off, ``None``
+            withdraws the node's request. When nobody asks any more, the limit goes back to what it was.
+
+    Raises:
+        RuntimeError: In a forked child of a process that has used MLX, on the CPU backend, in the thread that forked,
+            where MLX would hang.
+    """
+    _GUARD.apply(node, limit_mb)
+
+
+def withdraw_cache_limit(node: object) -> None:
+    """Drop *node*'s request, without touching MLX: the next call of :func:`apply_cache_limit` settles the rest."""
+    _GUARD.withdraw(node)
+
+
+def lifted_cache_limit() -> contextlib.AbstractContextManager[None]:
+    """A context without a limit on MLX's buffer cache, for measuring what a computation needs.
+
+    The cache is empty when it begins and when it ends. Meanwhile nodes may convert, but what they ask for is neither
+    applied nor recorded; they ask again with their next message. At the end the very limit that was in force before
+    is back, whoever had set it. Contexts may be nested.
+
+    Raises:
+        RuntimeError: On entry, in a forked child of a process that has used MLX, on the CPU backend; at the end, if
+            somebody else has set a limit meanwhile, which then stays.
+    """
+    return _GUARD.lifted()
+
+
+def cache_limit() -> CacheLimit:
+    """The limit on MLX's buffer cache in this process and where it came from, without touching MLX.
+
+    A limit that somebody else changes is known only once the guard has met it (there is no getter in MLX, and
+    probing with a small value would empty the cache).
+    """
+    return _GUARD.source

@@ -1,0 +1,52 @@
+"""Chebyshev filters of both types in a stream, on every MLX backend."""
+
+import math
+import numbers
+
+import ezmsg.sigproc.cheby as sigproc
+from ezmsg.baseproc import BaseTransformerUnit
+from ezmsg.util.messages.axisarray import AxisArray
+
+from .filter import FilterByDesign, check_filter_fields
+from .stream.checks import as_float, check_fields, is_real
+from .stream.settings import UnitTakesSettings
+
+
+class ChebyshevFilterSettings(sigproc.ChebyshevFilterSettings):
+    """The settings of :obj:`ezmsg.sigproc.cheby.ChebyshevFilter`, checked when they are built."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.order, bool) or not isinstance(self.order, numbers.Integral) or self.order < 0:
+            raise ValueError(f"order is {self.order!r}; allowed is an integer >= 0 (0: no filter).")
+        if self.ripple_tol is not None and not _is_positive(self.ripple_tol):
+            raise ValueError(f"ripple_tol is {self.ripple_tol!r}; allowed is None or a finite number of dB > 0.")
+        corners = self.Wn if isinstance(self.Wn, (tuple, list)) else (self.Wn,)
+        if self.Wn is not None and not (len(corners) in (1, 2) and all(map(_is_positive, corners))):
+            raise ValueError(f"Wn is {self.Wn!r}; allowed are None and one or two finite frequencies > 0.")
+        for field, allowed in (
+            ("btype", ("lowpass", "highpass", "bandpass", "bandstop")),
+            ("cheby_type", ("cheby1", "cheby2")),
+        ):
+            if getattr(self, field) not in allowed:
+                raise ValueError(f"{field} is {getattr(self, field)!r}; allowed are {', '.join(allowed)}.")
+        check_fields(self, flags=("analog", "wn_hz"))
+        check_filter_fields(self)
+
+
+def _is_positive(value: object) -> bool:
+    return is_real(value) and 0 < as_float(value) < math.inf
+
+
+class ChebyshevFilterTransformer(FilterByDesign[ChebyshevFilterSettings], sigproc.ChebyshevFilterTransformer):
+    """Chebyshev filter along the stream dimension; see :obj:`ezmsg.mlx.filter.FilterTransformer`.
+
+    The counterpart of :obj:`ezmsg.sigproc.cheby.ChebyshevFilterTransformer`, with its settings.
+    """
+
+
+class ChebyshevFilter(
+    UnitTakesSettings,
+    BaseTransformerUnit[ChebyshevFilterSettings, AxisArray, AxisArray, ChebyshevFilterTransformer],
+):
+    SETTINGS = ChebyshevFilterSettings

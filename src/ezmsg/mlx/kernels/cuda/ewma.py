@@ -1,0 +1,122 @@
+"""Kernels for CUDA, through ``mx.fast.cuda_kernel``: data time first, blocks along time and channels.
+
+A block takes a tile of samples and up to 32 channels. Each thread has consecutive samples of one channel, in registers
+or, of a longer message, in shared memory. It runs the recurrence over them from a zero state, and learns from the
+threads before it what the true state was; the first thread of a channel learns it from the tiles before, as
+:mod:`ezmsg.mlx.kernels.cuda.lookback` says. Whatever the length, each sample is read and written once.
+
+Computed on the deviation from the average before the message, in float32; the state, and what links the tiles, in
+float64 (a few operations a tile and channel).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import mlx.core as mx
+import numpy as np
+
+from ...scan import chunked_scan
+from ..layout import time_back, time_first
+from . import ewma_source as cuda_ewma_source
+from .kernel import Launch, cuda_kernel, launch_of
+from .lookback import nothing_told
+from .samples import LANES, SAMPLES, THREADS, TILE, blocks
+
+LONE_SAMPLES = 32
+"""Samples of one thread in a message that is one block along time."""
+
+LONE_THREADS = 16
+"""Threads of a block along time for such a message."""
+
+LONE_TILE = LONE_THREADS * LONE_SAMPLES
+"""Samples of the largest such message."""
+
+
+@functools.cache
+def _kernel(lone: bool, lanes: int):  # noqa: ANN202 - an opaque callable of MLX
+    inputs, outputs = ("x", "zi", "coefficients"), ("y", "zf")
+    if lone:
+        return cuda_kernel(
+            "ewma_lone",
+            cuda_ewma_source.LONE,
+            cuda_ewma_source.LONE_HEADER,
+            constants={"LANES": lanes, "SAMPLES": LONE_SAMPLES, "THREADS": LONE_THREADS, "TILE": LONE_TILE},
+            inputs=inputs,
+            outputs=outputs,
+        )
+    return cuda_kernel(
+        "ewma_long",
+        cuda_ewma_source.LONG,
+        cuda_ewma_source.LONG_HEADER,
+        constants={"LANES": lanes, "SAMPLES": SAMPLES, "THREADS": THREADS, "TILE": TILE},
+        inputs=(*inputs, "told"),
+        outputs=outputs,
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _coefficients(alpha: float) -> mx.array:
+    """*alpha* and ``beta ** TILE`` as float32 pairs, then ``beta ** k`` for k samples of a thread; uploaded once."""
+
+    def pair(value: float) -> list[float]:
+        high = float(np.float32(value))
+        return [high, value - high]
+
+    def power(exponent: int) -> float:
+        if exponent == 0:
+            return 1.0
+        return math.exp(exponent * math.log1p(-alpha)) if alpha < 1.0 else 0.0
+
+    table = [*pair(alpha), *pair(power(TILE)), *(power(k) for k in range(max(LONE_SAMPLES, SAMPLES) + 1))]
+    return mx.array(np.array(table, np.float32))
+
+
+@functools.lru_cache(maxsize=256)
+def _launch(alpha: float, n_samples: int, n_channels: int) -> Launch:
+    size = grid_size(n_samples)
+    shapes = [(size, n_channels), (2, n_channels)]
+    if n_samples <= LONE_TILE:
+        lanes = min(LANES, 1 << (n_channels - 1).bit_length())
+        grid = (-(-n_channels // lanes) * lanes, LONE_THREADS, 1)
+        of_message = {"grid": grid, "threadgroup": (lanes, LONE_THREADS, 1)}
+        return launch_of(_kernel(True, lanes), _coefficients(alpha), shapes, of_message)
+    # For as many samples as the buffer has, of which there are fewer lengths.
+    told = nothing_told(-(-size // TILE), 1, n_channels)
+    return launch_of(_kernel(False, LANES), _coefficients(alpha), shapes, blocks(n_samples, n_channels), told)
+
+
+def compile_ahead(coefficients: float, n_channels: int) -> None:
+    """See :class:`~ezmsg.mlx.kernels.contract.Kernel`. Takes seconds in each process."""
+    _compile_ahead(min(n_channels, LANES))
+
+
+@functools.cache
+def _compile_ahead(n_channels: int) -> None:
+    for n_samples in (1, LONE_TILE + 1):
+        mx.eval(run(mx.zeros((n_samples, n_channels)), 0.5, mx.zeros((2, n_channels)), 0, ()))
+
+
+def grid_size(n_samples: int) -> int:
+    """The length in samples of the buffer for *n_samples*: eight lengths an octave, the next that holds them.
+
+    Not exact lengths, so that rare messages share few size classes; at most an eighth is left unused, and
+    unwritten. The few short lengths are exact, which saves the short, steady message the cut.
+    """
+    if n_samples <= LONE_TILE:
+        return n_samples
+    step = 1 << (n_samples - 1).bit_length() - 4
+    return -(-n_samples // step) * step
+
+
+def run(x: mx.array, alpha: float, zi: mx.array, axis: int, chunk_sizes: tuple[int, ...]) -> tuple[mx.array, mx.array]:
+    """See :meth:`ezmsg.mlx.kernels.contract.Kernel.run`. Lazy, and compiled for all sizes at once."""
+    n_samples, sizes = x.shape[axis], (grid_size(x.shape[axis]),)
+    if axis == 0 and x.ndim == 2:
+        launch = _launch(alpha, n_samples, x.shape[1])
+        return chunked_scan(x, n_samples, sizes, zi, launch, axis=0, pad=False)
+    flat = time_first(x, axis)
+    launch = _launch(alpha, n_samples, flat.shape[1])
+    y, zf = chunked_scan(flat, n_samples, sizes, time_first(zi, axis), launch, axis=0, pad=False)
+    return time_back(y, x.shape, axis), time_back(zf, zi.shape, axis)

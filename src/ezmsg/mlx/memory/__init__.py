@@ -1,0 +1,19 @@
+"""What memory a process uses: MLX's own counters beside what the operating system says.
+
+MLX's buffer cache shows in none of the usual places: on a Mac the resident set misses Metal's buffers, on CUDA it
+misses the device. :func:`memory_snapshot` reads everything at once, without waiting for the device, and
+:class:`MemoryMonitor` publishes it as a signal that any ezmsg viewer plots.
+"""
+
+from .monitor import MemoryMonitor, MemoryMonitorProducer, MemoryMonitorSettings, MemoryMonitorState
+from .snapshot import MEMORY_METRICS, MemorySnapshot, memory_snapshot
+
+__all__ = [
+    "MEMORY_METRICS",
+    "MemoryMonitor",
+    "MemoryMonitorProducer",
+    "MemoryMonitorSettings",
+    "MemoryMonitorState",
+    "MemorySnapshot",
+    "memory_snapshot",
+]

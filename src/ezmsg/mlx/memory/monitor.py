@@ -1,0 +1,102 @@
+"""Publish the memory of a process as a signal."""
+
+import asyncio
+import math
+import numbers
+import os
+import time
+
+import ezmsg.core as ez
+import numpy as np
+from ezmsg.baseproc import BaseProducerUnit, BaseStatefulProducer, processor_state
+from ezmsg.util.messages.axisarray import AxisArray
+
+from .snapshot import MEMORY_METRICS, memory_snapshot
+
+
+class MemoryMonitorSettings(ez.Settings):
+    """Settings for :obj:`MemoryMonitor`.
+
+    Raises:
+        TypeError: ``interval`` is no number (bool is none).
+        ValueError: ``interval`` is not finite and greater than 0.
+    """
+
+    interval: float = 1.0
+    """Time from one row to the next, in seconds. May be changed at run time, and counts from the next row on."""
+
+    def __post_init__(self) -> None:
+        interval = self.interval
+        if isinstance(interval, (bool, np.bool_)) or not isinstance(interval, numbers.Real):
+            raise TypeError(f"interval must be a number of seconds, got {interval!r}.")
+        try:
+            seconds = float(interval)
+        except OverflowError:
+            seconds = math.inf
+        if not 0 < seconds < math.inf:
+            raise ValueError(f"interval must be finite and greater than 0, got {interval!r}.")
+        object.__setattr__(self, "interval", seconds)
+
+
+@processor_state
+class MemoryMonitorState:
+    """State for :obj:`MemoryMonitorProducer`."""
+
+    metric_axis: AxisArray.CoordinateAxis | None = None
+    """The names of the metrics, one object for the whole stream: processors recognise it by identity."""
+
+    due: float = 0.0
+    """When the next row is due, by ``time.monotonic()``, in seconds."""
+
+
+class MemoryMonitorProducer(BaseStatefulProducer[MemoryMonitorSettings, AxisArray, MemoryMonitorState]):
+    """Produces a row of :func:`memory_snapshot` every ``interval`` seconds, the first at once.
+
+    A message is float64 of shape (time, metric) = (1, 7), in MiB, with the metrics of :obj:`MEMORY_METRICS`. Its offset
+    is the ``time.monotonic()`` of the snapshot, in seconds, its gain the interval; ``attrs`` name the unit and the
+    process (``pid``). Rows that were due while the process was busy are left out, not made up for.
+    """
+
+    NONRESET_SETTINGS_FIELDS = frozenset({"interval"})
+
+    def _reset_state(self) -> None:
+        self._state.metric_axis = AxisArray.CoordinateAxis(data=np.array(MEMORY_METRICS), dims=["metric"])
+        self._state.due = time.monotonic()
+
+    def __call__(self) -> AxisArray:
+        if self._hash == -1:
+            self._reset_state()
+            self._hash = 0
+        time.sleep(max(self._state.due - time.monotonic(), 0.0))
+        return self._make_row()
+
+    async def _produce(self) -> AxisArray:
+        await asyncio.sleep(max(self._state.due - time.monotonic(), 0.0))
+        return self._make_row()
+
+    def _make_row(self) -> AxisArray:
+        state, interval = self._state, self.settings.interval
+        now = time.monotonic()
+        n_missed = max((now - state.due) // interval, 0.0)
+        state.due += (n_missed + 1.0) * interval
+        snapshot = memory_snapshot()
+        return AxisArray(
+            data=np.array([[getattr(snapshot, name) for name in MEMORY_METRICS]]),
+            dims=["time", "metric"],
+            axes={
+                "time": AxisArray.LinearAxis(unit="s", gain=interval, offset=now),
+                "metric": state.metric_axis,
+            },
+            attrs={"unit": "MiB", "pid": os.getpid()},
+            key="memory",
+            stream_dim="time",
+        )
+
+
+class MemoryMonitor(BaseProducerUnit[MemoryMonitorSettings, AxisArray, MemoryMonitorProducer]):
+    """Publishes what :obj:`MemoryMonitorProducer` describes, about the process that it lives in.
+
+    Put it into the Collection that is to be watched, so that both run in one process.
+    """
+
+    SETTINGS = MemoryMonitorSettings

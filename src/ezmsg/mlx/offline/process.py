@@ -1,0 +1,200 @@
+"""Run a chain over a whole recording in bounded memory, and go on where an interrupted run has stopped.
+
+::
+
+    source = NWBSource("session.nwb")
+    sink = ZarrSink("session.zarr")
+    process_recording(source, make_chain, sink)
+"""
+
+import math
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import ezmsg.core as ez
+from ezmsg.baseproc import resolve_stream_dim
+from ezmsg.util.messages.axisarray import AxisArray
+
+from ..rechunk import RechunkSettings, RechunkTransformer
+from ..stream.checks import check_number
+from ..stream.steps import Chain, Output, Step, flush_steps, run_steps, steps_of
+from . import checkpoint
+from .contracts import RecordingSource, ResultSink
+
+
+@dataclass(frozen=True)
+class ProcessedRecording:
+    """What :func:`process_recording` did."""
+
+    n_samples: int
+    """Length of the recording in samples."""
+
+    first_sample: int
+    """The sample that this run began at: 0, or the place of a checkpoint; ``n_samples`` if there was nothing to do."""
+
+
+def process_recording(
+    source: RecordingSource,
+    chain_factory: Callable[[], Chain],
+    sink: ResultSink,
+    *,
+    rechunk: RechunkSettings | None = RechunkSettings(sizes=(3000,)),
+    checkpoint_seconds: float = 60.0,
+    progress: Callable[[int, int], None] | None = None,
+) -> ProcessedRecording:
+    """Run a chain over a recording.
+
+    In memory at any time: one chunk that was read, the state of the chain, and what the sink collects for one write.
+    When the recording ends, every step that has a ``flush`` (Rechunk, ReadLate) is flushed. An incomplete last bin or
+    window is not part of the results, as it is not in a graph.
+
+    **Interrupted** by Ctrl-C, an exception or the end of the process, the run leaves nothing under the final name. The
+    next one goes on at the last checkpoint, with results equal bit for bit to those of one run, if recording, settings,
+    versions of the packages, processor and MLX's device are the same; else it starts over and says why (INFO).
+    The source code of your own steps is not compared: after a change, delete the partial results.
+
+    States that can be saved are those of ezmsg-baseproc's processors, nested ones included, if they can be pickled: all
+    of this package's are. With a function, a generator or any other object in the chain, or with a state that cannot be
+    pickled, there are no checkpoints (told once, INFO), and an interrupted run starts over.
+
+    Args:
+        source: The recording, such as :obj:`ezmsg.mlx.NWBSource`.
+        chain_factory: Builds the chain, for this recording alone: a callable that takes and returns a message, such as
+            a transformer, or a sequence of them, applied in order. One that returns a list or tuple has its messages
+            fed on one by one; None ends the message there.
+        sink: Where the results go, such as :obj:`ezmsg.mlx.ZarrSink`. Closed at the end, whatever happens.
+        rechunk: How the recording is cut before the chain, so that the chain sees few message lengths and the same
+            ones however the file is read: 3000 samples, 0.1 s at 30 kHz, by default. None: as the source reads it.
+        checkpoint_seconds: Seconds of the recording between checkpoints, ``math.inf`` for none.
+        progress: Called after each chunk with the number of samples done and that of all samples.
+
+    Raises:
+        ValueError: The recording has no samples, or others than it announced; *checkpoint_seconds* is not above 0.
+        TypeError: An argument is not of its type; *chain_factory* builds no chain; a step returns something else than
+            messages.
+        FileExistsError: The sink holds complete results of another recording or other settings.
+    """
+    for argument, value, method in (("source", source, "read"), ("sink", sink, "append")):
+        if not callable(getattr(value, method, None)):
+            raise TypeError(f"{argument} must be such as NWBSource or ZarrSink, got {value!r}.")
+    if not isinstance(rechunk, (RechunkSettings, type(None))):
+        raise TypeError(f"rechunk must be RechunkSettings or None, got {rechunk!r}.")
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress must be a callable or None, got {progress!r}.")
+    check_number("checkpoint_seconds", checkpoint_seconds, infinite=True)
+    every = checkpoint_seconds * source.sampling_rate
+    if source.n_samples < 1:
+        raise ValueError("The recording has no samples.")
+    steps = _steps_of(chain_factory, rechunk)
+    chain = _ResumableChain(steps)
+    recipe = "\n".join([source.identity, *map(checkpoint.description, steps)])
+    environment = checkpoint.environment()
+    try:
+        opened = sink.open(recipe, f"{recipe}\n{environment}")
+        if opened.is_complete:
+            ez.logger.info(f"Results are there already: {source.identity}")
+            return ProcessedRecording(source.n_samples, source.n_samples)
+        first = done = saved_at = chain.restore(opened.checkpoint)
+        for message in source.read(first):
+            for result in chain.process(message):
+                sink.append(result)
+            done += message.data.shape[message.get_axis_idx(resolve_stream_dim(message))]
+            if progress is not None:
+                progress(done, source.n_samples)
+            if done - saved_at >= every and done < source.n_samples:
+                saved_at = done
+                try:
+                    state = chain.save(done)
+                except checkpoint.CannotSave as error:
+                    ez.logger.info(f"No checkpoints, an interrupted run will start over: {error}.")
+                    every = math.inf
+                else:
+                    sink.checkpoint(state)
+        if done != source.n_samples:
+            raise ValueError(f"The recording has {source.n_samples} samples, but {done} were read.")
+        for result in chain.flush():
+            sink.append(result)
+        sink.commit()
+        return ProcessedRecording(source.n_samples, first)
+    finally:
+        sink.close()
+
+
+def _steps_of(chain_factory: Callable[[], Chain], rechunk: RechunkSettings | None) -> list[Step]:
+    if not callable(chain_factory):
+        raise TypeError(f"chain_factory is {chain_factory!r}; allowed is a callable that builds a chain.")
+    steps = steps_of(chain_factory(), "what chain_factory returned")
+    return steps if rechunk is None else [RechunkTransformer(rechunk), *steps]
+
+
+class _ResumableStep:
+    """A step that may go on from a saved state, and that names whoever gives it something else than a message."""
+
+    def __init__(self, step: Step, giver: str) -> None:
+        self.step = step
+        self.giver = giver
+        self.saved: bytes | None = None
+        """State to go on from, until the first message with samples has come."""
+
+    def __call__(self, message: AxisArray) -> Output:
+        _check_type(message, self.giver)
+        if self.saved is None:
+            return self.step(message)
+        if 0 in message.data.shape:
+            # Not yet: a step without samples may not know enough to take its state, nor have anything to say.
+            return None
+        saved, self.saved = self.saved, None
+        return checkpoint.call_restored(self.step, saved, message)
+
+    @property
+    def flush(self) -> Callable[[], Sequence[AxisArray]] | None:
+        flush = getattr(self.step, "flush", None)
+        if callable(flush) and self.saved is not None:
+            checkpoint.restore(self.step, self.saved)
+            self.saved = None
+        return flush
+
+    def save(self) -> bytes | None:
+        return self.saved or checkpoint.save(self.step)
+
+
+class _ResumableChain:
+    """Steps in a row, with their states."""
+
+    def __init__(self, steps: list[Step]) -> None:
+        givers = ["the source", *(checkpoint.description(step).partition("(")[0] for step in steps)]
+        self.steps = [_ResumableStep(step, giver) for step, giver in zip(steps, givers, strict=False)]
+        self._last_giver = givers[-1]
+
+    def process(self, message: AxisArray) -> Iterator[AxisArray]:
+        return self._checked(run_steps(self.steps, message))
+
+    def flush(self) -> Iterator[AxisArray]:
+        """The rest, once there are no more messages."""
+        return self._checked(flush_steps(self.steps))
+
+    def _checked(self, results: Iterator[AxisArray]) -> Iterator[AxisArray]:
+        for result in results:
+            _check_type(result, self._last_giver)
+            yield result
+
+    def save(self, done: int) -> bytes:
+        for step in self.steps:
+            checkpoint.check_savable(step.step)
+        return pickle.dumps((done, [step.save() for step in self.steps]))
+
+    def restore(self, saved: bytes | None) -> int:
+        """Go on from a state that was saved; the number of samples done then."""
+        if saved is None:
+            return 0
+        done, states = pickle.loads(saved)
+        for step, state in zip(self.steps, states, strict=True):
+            step.saved = state
+        ez.logger.info(f"Going on at sample {done}.")
+        return done
+
+
+def _check_type(message: object, giver: str) -> None:
+    if not isinstance(message, AxisArray):
+        raise TypeError(f"Messages are of type AxisArray, but {giver} gave a {type(message).__name__}.")

@@ -1,0 +1,57 @@
+"""Run a chain over messages and watch MLX's buffer cache."""
+
+from collections.abc import Callable, Iterable
+
+from ezmsg.baseproc import resolve_stream_dim
+from ezmsg.util.messages.axisarray import AxisArray, LinearAxis
+from ezmsg.util.messages.util import replace
+
+from ..stream.convert import is_mlx_array
+from ..stream.steps import Chain, run_steps
+from .found import steps_left_as_found
+
+
+def length_of(message: AxisArray) -> int:
+    if not isinstance(message, AxisArray):
+        raise TypeError(f"A message must be an AxisArray, got {type(message).__name__}.")
+    if not message.dims:
+        raise ValueError("A message must have a dimension to stream along, got one without any.")
+    return message.data.shape[message.get_axis_idx(resolve_stream_dim(message))]
+
+
+def fill_cache(
+    chain: Chain | Callable[[], Chain], factory: bool | None, rounds: Iterable[tuple[AxisArray, int]]
+) -> list[int]:
+    """Run *chain* over each message so often, as one stream; after each, the most bytes that MLX's cache has held."""
+    import mlx.core as mx
+
+    filled: list[int] = []
+    most, offset = 0, None
+    with steps_left_as_found(chain, factory) as steps:
+        for message, repetitions in rounds:
+            for _ in range(repetitions):
+                message, offset = _moved(message, offset)
+                # No name for what a step returns: what has a name is kept alive, and MLX computes in place otherwise.
+                for output in run_steps(steps, message):
+                    mx.eval(_mlx_arrays(output))
+                    del output
+                # What the last operations used comes back when the stream is done with them, not with their results.
+                mx.synchronize()
+                most = max(most, mx.get_cache_memory())
+            filled.append(most)
+    return filled
+
+
+def _moved(message: AxisArray, offset: float | None) -> tuple[AxisArray, float | None]:
+    """The message at *offset* (None: at its own) along its stream axis, and the offset of the one that follows."""
+    length, dim = length_of(message), resolve_stream_dim(message)
+    axis = message.axes.get(dim)
+    if not isinstance(axis, LinearAxis):
+        return message, offset
+    axis = replace(axis, offset=axis.offset if offset is None else offset)
+    return replace(message, axes={**message.axes, dim: axis}), axis.value(length)
+
+
+def _mlx_arrays(output: AxisArray) -> list[object]:
+    coordinates = [getattr(axis, "data", None) for axis in output.axes.values()]
+    return [array for array in (output.data, *coordinates, *output.attrs.values()) if is_mlx_array(array)]

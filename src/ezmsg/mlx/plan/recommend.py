@@ -1,0 +1,184 @@
+"""Find the limit on MLX's buffer cache that a chain of processing steps needs, by running it.
+
+A limit below the working set of the steady message costs 30-70 % of the speed; one above it costs memory only. How
+large the working set is follows from what a chain keeps alive while it computes, which no formula knows::
+
+    recommendation = recommend_cache_limit([to_mlx, highpass, power, to_numpy], messages)
+    print(recommendation.reason)
+    settings = AsArraySettings(backend=ArrayBackend.mlx, mlx_cache_limit_mb=recommendation.limit_mb)
+"""
+
+import collections
+import math
+import numbers
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from ezmsg.util.messages.axisarray import AxisArray
+
+from ..cache import MIB, lifted_cache_limit
+from ..stream.device import has_gpu_allocator
+from ..stream.steps import Chain
+from .measure import fill_cache, length_of
+
+MARGIN = 1.25
+"""The limit is so many times what was measured. In a graph one message begins before the last one has left: with each
+node of a chain at a message of its own, its cache grew to 1.15 times that of one message at a time."""
+
+# A state that is replaced by a new one of the same size needs two buffers, one of them from the second time on.
+_RARE_REPETITIONS = 2
+
+
+@dataclass(frozen=True)
+class CacheRecommendation:
+    """A limit on MLX's buffer cache, and the measurements behind it. Sizes in MiB."""
+
+    limit_mb: float
+    """The limit, a whole number, for ``AsArraySettings.mlx_cache_limit_mb``."""
+
+    working_set_mb: float
+    """What the steady message leaves in the cache, and finds there again."""
+
+    steady_length: int
+    """The most common length of a message, in samples."""
+
+    added_mb: dict[int, float]
+    """What each of the rarer lengths (in samples) adds to the cache, if no limit trims it."""
+
+    reason: str
+    """Why the limit is what it is, in one sentence."""
+
+    @property
+    def n_lengths(self) -> int:
+        """How many different lengths the messages have, the steady one included."""
+        return 1 + len(self.added_mb)
+
+
+def measure_working_set(
+    chain: Chain | Callable[[], Chain], message: AxisArray, *, repetitions: int = 10, factory: bool | None = None
+) -> float:
+    """Run a chain over a message until MLX's buffer cache serves it, and return how large the cache is then.
+
+    Args:
+        chain: As for :func:`recommend_cache_limit`, which also tells what is left as it was found.
+        message: The message. It is repeated as one stream without gaps: the offset of a linear stream axis moves on.
+        repetitions: How often. A chain that emits only now and then (a window of many messages) needs as many
+            messages as it takes to emit twice.
+        factory: As for :func:`recommend_cache_limit`.
+
+    Returns:
+        The working set in MiB: with a cache at least as large, no repetition asks the system for memory. Memory of
+        live arrays, such as the state of the chain, is not part of it.
+
+    Raises:
+        As :func:`recommend_cache_limit`.
+    """
+    _check_repetitions(repetitions)
+    _check_factory(chain, factory)
+    length_of(message)
+    with lifted_cache_limit():
+        return fill_cache(chain, factory, [(message, repetitions)])[0] / MIB
+
+
+def recommend_cache_limit(
+    chain: Chain | Callable[[], Chain],
+    messages: Iterable[AxisArray],
+    *,
+    repetitions: int = 10,
+    factory: bool | None = None,
+) -> CacheRecommendation:
+    """Recommend a limit on MLX's buffer cache for a chain, given a sample of the messages that it is to process.
+
+    The limit is never below one working set of the steady message, the most common length, so that it costs no
+    speed. What it holds of the rarer lengths depends on MLX's allocator:
+
+    * On a GPU (Metal, CUDA) a full cache drops what was used least recently. The limit holds the steady message and the
+      costliest of the rarer ones, which then neither pushes the steady one out nor allocates everything it frees anew.
+    * On the CPU a full cache turns away what is freed, and buffers of lengths that do not come again stay for good.
+      They take the place of the steady message's wherever they come first: with a limit of one working set, the four
+      longest messages of a stream at its start cost the steady one 40 % of its cache for good; with a message in
+      each node of the chain at once it lost 60 %. So the limit holds all lengths in *messages*. Where that is much,
+      :obj:`ezmsg.mlx.rechunk.Rechunk` in front of the chain leaves few lengths.
+
+    A quarter is added for messages that are under way at the same time (see :data:`MARGIN`). The limit belongs to the
+    process: for several chains in one, add their limits up.
+
+    Runs the chain here, in this process and thread. **Left as found:** the limit on the cache, and the state of the
+    chain: the attributes of every step that is an object, and of every transformer that a function among the steps
+    refers to by name, are copied before and put back after. State kept elsewhere is not; give a factory then. **Not
+    left as found:** the contents of the cache, which is empty afterwards, so the next message of whatever runs in this
+    process allocates anew; and ``mx.get_peak_memory()``. While it runs, no limit holds in this process.
+
+    Args:
+        chain: A callable that takes and returns a message, such as a transformer; or a sequence of them, applied in
+            order. One that returns a list, such as ``RechunkTransformer``, has its messages fed on one by one; None
+            ends the message there. Or a factory: a callable without arguments that returns such a chain.
+        messages: A sample of the stream, finite. For each length along the stream dimension the first message is
+            kept and repeated, as one stream without gaps; messages without samples are left out.
+        repetitions: How often the steady message is repeated, see :func:`measure_working_set`.
+        factory: Whether *chain* is a factory. None: it is if it takes no argument.
+
+    Raises:
+        ValueError: No message has samples, or *repetitions* is below 1.
+        TypeError: An argument is not of its type; a step is not callable, or has state that cannot be copied; a message
+            is no AxisArray.
+        RuntimeError: See :func:`ezmsg.mlx.cache.lifted_cache_limit`.
+    """
+    _check_repetitions(repetitions)
+    _check_factory(chain, factory)
+    if not isinstance(messages, Iterable):
+        raise TypeError(f"messages must be an iterable of AxisArray, got {type(messages).__name__}.")
+    counts: collections.Counter[int] = collections.Counter()
+    first: dict[int, AxisArray] = {}
+    for message in messages:
+        length = length_of(message)
+        if length:
+            counts[length] += 1
+            first.setdefault(length, message)
+    if not counts:
+        raise ValueError(
+            "messages holds no message with samples; one at least is needed (a generator that has run is empty)."
+        )
+
+    steady = counts.most_common(1)[0][0]
+    rarer = sorted(first.keys() - {steady})
+    # The longest right after the steady one, then upwards: a buffer serves smaller requests only, so that each length
+    # adds its full share.
+    rarer = rarer[-1:] + rarer[:-1]
+    rounds = [(first[steady], repetitions), *((first[length], _RARE_REPETITIONS) for length in rarer)]
+    with lifted_cache_limit():
+        filled = [n_bytes / MIB for n_bytes in fill_cache(chain, factory, rounds)]
+    added = {length: after - before for length, before, after in zip(rarer, filled, filled[1:])}
+    added = dict(sorted(added.items()))
+    limit, reason = _limit(filled[0], steady, added, trims=has_gpu_allocator())
+    return CacheRecommendation(limit, filled[0], steady, added, reason)
+
+
+def _limit(working_set: float, steady: int, added: dict[int, float], trims: bool) -> tuple[float, str]:
+    """The limit in MiB and its reason; *trims*: whether the allocator drops what was used least recently."""
+    needed = working_set
+    reason = f"the working set of the steady message ({steady} samples) is {working_set:.1f} MiB"
+    rarer = f"the rarer lengths ({len(added)} seen)"
+    if added and trims:
+        costliest = max(added, key=added.__getitem__)
+        needed += added[costliest]
+        reason += f", and the costliest of {rarer}, {costliest} samples, adds {added[costliest]:.1f} MiB"
+    elif added:
+        needed += sum(added.values())
+        reason += f", and {rarer} add {sum(added.values()):.1f} MiB, which MLX does not trim on the CPU"
+    limit = float(max(math.ceil(MARGIN * needed), 1))
+    return limit, f"{limit:g} MiB: {reason}; {MARGIN - 1:.0%} are added for messages under way at the same time."
+
+
+def _check_repetitions(repetitions: int) -> None:
+    if isinstance(repetitions, bool) or not isinstance(repetitions, numbers.Integral):
+        raise TypeError(f"repetitions must be an integer, got {repetitions!r}.")
+    if repetitions < 1:
+        raise ValueError(f"repetitions must be at least 1, got {repetitions!r}.")
+
+
+def _check_factory(chain: object, factory: bool | None) -> None:
+    if not isinstance(factory, (bool, type(None))):
+        raise TypeError(f"factory must be True, False or None, got {factory!r}.")
+    if factory and not callable(chain):
+        raise TypeError(f"chain must be a callable without arguments where factory is True, got {chain!r}.")

@@ -1,0 +1,233 @@
+"""Copies between NumPy and MLX arrays whose values are right, or that are refused.
+
+MLX itself answers byte-swapped, structured, object, text, datetime and extended-precision arrays, and the fields
+of packed records, with ``std::bad_cast``; it refuses negative strides, and cannot hand bfloat16 to NumPy at all.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .device import uses_gpu
+from .hostpages import keep_on_host
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+MLX_DTYPES = (
+    "bool_",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "complex64",
+)
+"""Names of MLX's dtypes, as attributes of ``mlx.core``; kept here so that settings are checked without MLX."""
+
+NUMPY_DTYPES = tuple(
+    name
+    for name, dtype in np.sctypeDict.items()
+    if np.dtype(dtype).kind in "biufc" and getattr(np, name, None) is dtype
+)
+"""Names of NumPy's number dtypes, as attributes of ``numpy``."""
+
+# The dtypes that MLX takes as they are, whatever the device.
+_SAME_IN_MLX = frozenset(map(np.dtype, "? u1 u2 u4 u8 i1 i2 i4 i8 f2 f4 c8".split()))
+
+# Both are rounded to half the width where MLX or its device has no wider type.
+_NARROWED = {"float64": "float32", "complex128": "complex64"}
+
+
+def import_mlx():  # noqa: ANN201 - a module
+    """Return ``mlx.core``.
+
+    Raises:
+        ImportError: No MLX backend is installed (``pip install mlx`` alone brings none on Linux).
+    """
+    try:
+        import mlx.core as mx
+    except ImportError as error:
+        raise ImportError(
+            'Converting to MLX needs one of its backends: pip install "ezmsg-mlx[cpu]", "ezmsg-mlx[cuda12]" or '
+            '"ezmsg-mlx[cuda13]" (one of them; on Apple silicon "mlx" itself).'
+        ) from error
+    return mx
+
+
+def is_mlx_array(data: object) -> bool:
+    """Whether *data* is an MLX array, without importing MLX."""
+    return type(data).__module__ == "mlx.core" and type(data).__name__ == "array"
+
+
+@functools.lru_cache(maxsize=256)
+def _plan(source: np.dtype, target: str | None, gpu: bool) -> tuple[np.dtype | None, str | None, str | None, str]:
+    """How an array of dtype *source* gets to MLX.
+
+    Returns:
+        The dtype to cast to in NumPy first, the MLX dtype to copy as, the MLX dtype to widen to on the device
+        (each None where there is nothing to do), and the narrowing that is to be told (empty: none).
+    """
+    extended = source.char in "gG"  # by its char: where long double is no wider than double, its name is float64
+    if source.kind not in "biufc" or (extended and target is None):
+        hint = "; give an explicit dtype to round it" if extended else ""
+        raise TypeError(
+            f"Data of dtype {source} cannot be converted to MLX{hint}. Allowed are bool, integer, float and complex "
+            "dtypes of up to 64 bits a component."
+        )
+    if source.kind == "c" and target is not None and target != "complex64":
+        raise TypeError(
+            f"Data of dtype {source} cannot be converted to dtype {target!r}: it would lose the imaginary part."
+        )
+
+    native = source.newbyteorder("=")
+    cast = native if native != source or not source.isnative else None
+    if extended:
+        cast = np.dtype("complex128" if source.kind == "c" else "float64")
+        native = cast
+
+    asked = target or native.name.replace("bool", "bool_")
+    final = asked
+    if asked == "complex128" or (asked == "float64" and (gpu or target is None)):
+        final = _NARROWED[asked]
+    told = f"{asked} to {final}" if final != asked else misfit(native.name, final)
+
+    if gpu and source.kind != "c" and np.dtype(native).itemsize < _itemsize(final):
+        return cast, None, final, told
+    return cast, final, None, told
+
+
+@functools.lru_cache(maxsize=256)
+def misfit(source: str, target: str) -> str:
+    """The narrowing of *source* to a *target* of integers that do not hold all of its values; empty where they do.
+
+    Both are names of dtypes. What does not fit wraps, or is whatever the machine makes of it, in silence.
+    """
+    if target == "bfloat16" or np.dtype(target.rstrip("_")).kind not in "iu":
+        return ""
+    if source != "bfloat16" and np.can_cast(source, target.rstrip("_")):
+        return ""
+    return f"{source} to {target} (what does not fit comes out as another number)"
+
+
+def _itemsize(mlx_dtype: str) -> int:
+    if mlx_dtype == "bfloat16":
+        return 2
+    return np.dtype(mlx_dtype).itemsize
+
+
+def _has_mlx_strides(data: np.ndarray) -> bool:
+    """Whether no stride is negative, or a fraction of an item as in a field of a packed record."""
+    for stride in data.strides:
+        if stride < 0 or stride % data.itemsize:
+            return False
+    return True
+
+
+def numpy_to_mlx(data: np.ndarray, dtype: str | None = None) -> tuple[mx.array, str]:
+    """Copy a NumPy array to MLX's default device.
+
+    The result never shares memory with *data*, since ezmsg recycles the buffers that messages live in. Where
+    the target is wider than the source and the device is a GPU, the narrow data is uploaded and widened there
+    (int16 to float32: half the bytes over the bus); on the CPU the cast happens while copying.
+
+    Args:
+        data: Array of any shape, byte order and strides; bool, integer, float or complex.
+        dtype: A name in :data:`MLX_DTYPES`, or None to keep the dtype. float64 becomes float32, as it does in
+            ``mlx.core.array``, unless float64 is asked for and the device has it (the CPU).
+
+    Returns:
+        The MLX array, and the narrowing that is to be told (such as ``"float64 to float32"``; empty if none): one that
+        nobody asked for, or to integers that do not hold all values of the source.
+
+    Raises:
+        TypeError: A dtype that MLX cannot hold (object, text, structured, datetime, extended precision without
+            an explicit *dtype*), complex data with a real *dtype*, or a masked array with masked entries.
+    """
+    mx = import_mlx()
+    if dtype is None and type(data) is np.ndarray and data.dtype in _SAME_IN_MLX and _has_mlx_strides(data):
+        return keep_on_host(mx.array(data)), ""
+    if isinstance(data, np.ma.MaskedArray):
+        if np.ma.is_masked(data):
+            raise TypeError("A masked array cannot be converted to MLX, which has no mask; fill it first.")
+        data = data.data
+    cast, copy_as, widen_to, narrowed = _plan(data.dtype, dtype, uses_gpu())
+    if cast is not None:
+        data = data.astype(cast)
+    elif not _has_mlx_strides(data):
+        data = data.copy()
+    if copy_as is not None:
+        return keep_on_host(mx.array(data, dtype=getattr(mx, copy_as))), narrowed
+    return keep_on_host(mx.array(data)).astype(getattr(mx, widen_to)), narrowed
+
+
+def mlx_to_mlx(data: mx.array, dtype: str) -> tuple[mx.array, str]:
+    """Cast an MLX array; *dtype*, the result and the errors are those of :func:`numpy_to_mlx`."""
+    import mlx.core as mx
+
+    final = "float32" if dtype == "float64" and uses_gpu() else dtype
+    _refuse_real(data, dtype)
+    # Only MLX's CPU device knows float64, and casts from it.
+    stream = mx.cpu if data.dtype == mx.float64 else None
+    told = f"{dtype} to {final}" if final != dtype else misfit(dtype_name(data), final)
+    return data.astype(getattr(mx, final), stream=stream), told
+
+
+def dtype_name(data: mx.array) -> str:
+    """The dtype of *data* as NumPy would call it."""
+    return str(data.dtype).rpartition(".")[2].rstrip("_")
+
+
+def as_float32(x: mx.array, operation: str) -> mx.array:
+    """*x* as float32, from any real dtype.
+
+    Raises:
+        TypeError: *x* is complex; the error calls what was to be done with it *operation*.
+    """
+    import mlx.core as mx
+
+    if x.dtype == mx.float32:
+        return x
+    if x.dtype == mx.complex64:
+        raise TypeError(f"{operation.capitalize()} of complex64 data is not defined; use a real dtype.")
+    if x.dtype == mx.float64:
+        # Only MLX's CPU device has float64; a GPU as the default device does not even cast it.
+        return x.astype(mx.float32, stream=mx.cpu)
+    return x.astype(mx.float32)
+
+
+def mlx_to_numpy(data: mx.array, dtype: str | None = None) -> np.ndarray:
+    """Copy an MLX array to a NumPy array that owns its memory, evaluating it.
+
+    Args:
+        data: Array of any shape and dtype; bfloat16, which NumPy lacks, comes out as float32 (exact).
+        dtype: Name of a NumPy dtype, or None to keep the dtype.
+
+    Raises:
+        TypeError: Complex data with a real *dtype*.
+    """
+    import mlx.core as mx
+
+    if dtype is not None:
+        _refuse_real(data, dtype)
+    if data.dtype == mx.bfloat16:
+        data = data.astype(mx.float32)
+    return np.array(data, dtype=dtype)
+
+
+def _refuse_real(data: mx.array, dtype: str) -> None:
+    # Also cdouble and clongdouble; no real dtype of either backend starts with a c.
+    if "complex" in str(data.dtype) and not dtype.startswith("c"):
+        raise TypeError(
+            f"Data of dtype {data.dtype} cannot be converted to dtype {dtype!r}: it would lose the imaginary part."
+        )

@@ -1,0 +1,72 @@
+"""Keep the pages of uploaded data on the host, where CUDA would move them back and forth.
+
+MLX's CUDA backend uploads through managed memory: the host writes the buffer, the GPU's first access faults its
+pages over to the device, and the host's next write to the recycled buffer faults them back. For a message of
+300 x 256 int16 (150 KiB) on an H200 that took 0.16 ms on the host and 0.14 ms on the device; with the pages pinned
+to the host by an advice to the driver, from where the GPU reads each of them once over the bus, 0.02 ms and nothing
+measurable. The advice changes where pages live, never what they hold, and nothing depends on it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .device import gpu_backend
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+PAGE = 16 * 1024
+"""Size in bytes that MLX's CUDA allocator rounds to; smaller buffers share a page with others."""
+
+# From cuda.h: CUmem_advise and the device number of the host.
+_SET_PREFERRED_LOCATION = 3
+_SET_ACCESSED_BY = 5
+_HOST = -1
+_FIRST_DEVICE = 0
+
+_MOST_ADVISED = 1024
+_advised: dict[int, int] = {}
+
+
+@functools.cache
+def _advise() -> Callable[[int, int, int, int], int] | None:
+    """The driver's ``cuMemAdvise``; None where MLX runs without CUDA, or its driver is not to be found."""
+    if gpu_backend() != "cuda":
+        return None
+    try:
+        function = ctypes.CDLL("libcuda.so.1").cuMemAdvise
+    except (OSError, AttributeError):
+        return None
+    function.argtypes = [ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int, ctypes.c_int]
+    function.restype = ctypes.c_int
+    return function
+
+
+def keep_on_host(uploaded: mx.array) -> mx.array:
+    """Advise the driver to leave the memory of *uploaded* on the host and let the GPU read it there.
+
+    Args:
+        uploaded: An array that MLX has just copied from host memory, not yet used on the device.
+
+    Returns:
+        *uploaded*. Without CUDA, and for arrays below :data:`PAGE`, nothing is done.
+    """
+    advise = _advise()
+    if advise is None or uploaded.nbytes < PAGE:
+        return uploaded
+    address = np.asarray(uploaded).__array_interface__["data"][0]
+    size = -(-uploaded.nbytes // PAGE) * PAGE
+    # MLX recycles its buffers, so the same few addresses come again, and each keeps its advice.
+    if _advised.get(address, 0) < size:
+        if len(_advised) >= _MOST_ADVISED:
+            _advised.clear()
+        _advised[address] = size
+        advise(address, size, _SET_PREFERRED_LOCATION, _HOST)
+        advise(address, size, _SET_ACCESSED_BY, _FIRST_DEVICE)
+    return uploaded

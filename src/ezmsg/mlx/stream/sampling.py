@@ -1,0 +1,76 @@
+"""The sampling rate and the first samples of a stream, for the filters with a memory."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+from ezmsg.baseproc import BaseStatefulTransformer, resolve_configured_stream_dim
+from ezmsg.util.messages.axisarray import AxisArray, LinearAxis
+from ezmsg.util.messages.util import replace
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+SAME_RATE = 1e-6
+"""Relative difference up to which two sampling rates count as one. Clock synchronisation (LSL) lets the nominal
+rate wobble in the last digits; a filter that starts anew each time never settles."""
+
+
+def stream_dimension(transformer: BaseStatefulTransformer, message: AxisArray, operation: str) -> str:
+    """The dimension that *transformer* goes along: that of its settings, else the stream dimension of *message*.
+
+    Raises:
+        ValueError: *message* has no dimension; the error calls what needs one *operation*.
+    """
+    if not message.dims:
+        raise ValueError(f"The message has data of shape (), without a dimension; {operation} needs one to go along.")
+    return resolve_configured_stream_dim(transformer, message, transformer.settings.axis)
+
+
+def sampling_period(message: AxisArray, dim: str, operation: str) -> float:
+    """The sampling period in seconds along *dim*.
+
+    Raises:
+        ValueError: *dim* has no regular axis, or one whose gain is not a finite number > 0; the error calls what
+            needs it *operation*.
+    """
+    axis = message.axes.get(dim)
+    if not isinstance(axis, LinearAxis):
+        kind = "no axis" if axis is None else f"a {type(axis).__name__}"
+        raise ValueError(
+            f"The stream dimension {dim!r} has {kind}; {operation} needs a LinearAxis, whose gain is the sampling "
+            "period."
+        )
+    if not (math.isfinite(axis.gain) and axis.gain > 0):
+        raise ValueError(f"The axis of the stream dimension {dim!r} has gain {axis.gain!r}; allowed is a number > 0.")
+    return float(axis.gain)
+
+
+def is_same_rate(gain: float, known: float) -> bool:
+    """Whether two sampling periods differ by no more than :data:`SAME_RATE`."""
+    return abs(gain - known) <= SAME_RATE * abs(known)
+
+
+def with_known_rate(message: AxisArray, dim: str | None, known: float) -> AxisArray:
+    """*message* with *known* as the sampling period along *dim*, if its own is nearly that; for the state's hash."""
+    axis = message.axes.get(dim)
+    gain = getattr(axis, "gain", known)
+    if gain == known or not is_same_rate(gain, known):
+        return message
+    return replace(message, axes={**message.axes, dim: replace(axis, gain=known)})
+
+
+def first_finite_samples(x: mx.array, axis: int) -> npt.NDArray[np.float64]:
+    """The first finite sample of each channel, with length 1 along *axis*; 0 where there is none.
+
+    Args:
+        x: float32, with one sample or more; it is evaluated.
+        axis: Of the samples.
+    """
+    samples = np.asarray(x)
+    place = np.expand_dims(np.isfinite(samples).argmax(axis=axis), axis)
+    first = np.take_along_axis(samples, place, axis=axis).astype(np.float64)
+    return np.where(np.isfinite(first), first, 0.0)
