@@ -1,0 +1,49 @@
+"""Configuration of the documentation. Build it with ``sphinx-build -W -b html docs docs/_build``."""
+
+import sys
+from pathlib import Path
+
+import ezmsg.mlx
+
+sys.path.insert(0, str(Path(__file__).parent / "results"))
+
+project = "ezmsg-mlx"
+author = "The ezmsg-mlx maintainers"
+copyright = "The ezmsg-mlx maintainers"
+version = release = ezmsg.mlx.__version__.partition("+")[0]
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    # Makes the tables of figures from the files in results/data.
+    "render",
+]
+exclude_patterns = ["_build"]
+
+myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_class_signature = "separated"
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+
+html_theme = "pydata_sphinx_theme"
+html_title = "ezmsg-mlx"
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
+html_theme_options = {
+    "github_url": "https://github.com/ezmsg-org/ezmsg-mlx",
+    "navbar_align": "left",
+    "show_toc_level": 2,
+    "header_links_before_dropdown": 6,
+    "footer_start": ["copyright"],
+    "footer_end": [],
+}
+html_show_sourcelink = False

@@ -1,0 +1,83 @@
+"""The Python of README and documentation runs as it is printed, each block by itself, and shows something."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.processes import run_code
+
+pytest.importorskip("mlx.core")
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def _blocks() -> dict[str, str]:
+    blocks = {}
+    for page in PAGES:
+        for match in re.finditer(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
+            line = page.read_text(encoding="utf-8")[: match.start()].count("\n") + 1
+            blocks[f"{page.relative_to(ROOT)}:{line}"] = match[1]
+    return blocks
+
+
+BLOCKS = _blocks()
+GRAPHS = {name: block for name, block in BLOCKS.items() if "ez.run(" in block}
+
+RUN_ALL = """
+import contextlib, io, json, sys, traceback
+
+shown = {}
+for name, block in json.load(open(sys.argv[1])).items():
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        try:
+            exec(compile(block, name, "exec"), {"__name__": "a_page"})
+        except Exception:
+            shown[name] = ["raised", traceback.format_exc()]
+            continue
+    shown[name] = ["printed", out.getvalue()]
+print("SHOWN " + json.dumps(shown))
+"""
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
+    """What became of each block that starts no graph, each with names of its own, in one process."""
+    file = tmp_path_factory.mktemp("pages") / "blocks.json"
+    file.write_text(json.dumps({name: block for name, block in BLOCKS.items() if name not in GRAPHS}))
+    output = run_code(RUN_ALL, str(file))
+    return json.loads(output.rpartition("SHOWN ")[2])
+
+
+def test_there_are_blocks():
+    assert len(BLOCKS) >= 8 and len(GRAPHS) == 1
+
+
+@pytest.mark.parametrize("name", [name for name in BLOCKS if name not in GRAPHS])
+def test_block_prints_something(name: str, shown: dict[str, tuple[str, str]]):
+    outcome, text = shown[name]
+    assert outcome == "printed", text
+    assert text.strip()
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graph_prints_and_ends(name: str, tmp_path: Path):
+    script = tmp_path / "graph.py"
+    script.write_text(BLOCKS[name])
+    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("(300, 64)") >= 20, run.stdout + run.stderr
+
+
+def test_readme_fits():
+    assert len((ROOT / "README.md").read_bytes()) <= 7168
+
+
+def test_links_of_the_readme_lead_somewhere():
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(links) >= 8
+    assert [link for link in links if not (ROOT / link).exists()] == []
