@@ -54,8 +54,7 @@ def ewma(
     of the largest value, time constants of up to 300 s at 30 kHz included, whatever the cutting of the stream.
 
     A sample that is not finite comes out as it is and leaves the average where it was; other channels do not
-    notice. (On Metal, and in plain MLX operations, it counts as a sample at the average as it was at the start of
-    the message or chunk.)
+    notice. (In plain MLX operations it counts as a sample at the average as it was at the start of the chunk.)
 
     Args:
         x: Data of any real dtype and any number of dimensions; computed in float32.
@@ -66,8 +65,8 @@ def ewma(
             averages over more than a second at 30 kHz need when the data comes in pieces. None: zero, with length 1.
         axis: The axis to average along.
         chunk_sizes: Samples a launch, where a kernel is compiled for fixed sizes: integers from 1 to 1024.
-        path: Kernels to use: ``"cpu"`` (numba), ``"cuda"``, ``"metal"`` (ezmsg-sigproc's) or ``"plain"`` (MLX
-            operations, on any device). None: the ones for MLX's default device at the time of the call.
+        path: Kernels to use: ``"cpu"`` (numba), ``"cuda"``, ``"metal"`` or ``"plain"`` (MLX operations, on any
+            device). None: the ones for MLX's default device at the time of the call.
 
     Returns:
         The averages, float32, of the shape of *x*; and the state after the last sample, of the form of *zi*.

@@ -41,3 +41,19 @@ def to_pairs(values: npt.NDArray[np.float64], axis: int) -> npt.NDArray[np.float
     """*values* as pairs, in twice the length along *axis*."""
     high = values.astype(np.float32)
     return np.concatenate([high, (values - high).astype(np.float32)], axis=axis)
+
+
+EXACT_LENGTH = 512
+"""Samples up to which a buffer has just the length of its message."""
+
+
+def buffer_length(n_samples: int) -> int:
+    """The length in samples of the buffer for the results of *n_samples*: eight lengths an octave, rounded up.
+
+    Not exact lengths, so that rare messages share few size classes of MLX's cache; at most an eighth is left unused,
+    and unwritten. The few short lengths are exact, which saves the short, steady message the cut.
+    """
+    if n_samples <= EXACT_LENGTH:
+        return n_samples
+    step = 1 << (n_samples - 1).bit_length() - 4
+    return -(-n_samples // step) * step

@@ -1,31 +1,64 @@
-"""Kernels for Metal: those of ezmsg-sigproc, which its maintainers test there, each launch from a state of zero."""
+"""Moving averages on Metal, in one launch a message: see ``sources/ewma.metal``."""
 
 from __future__ import annotations
 
+import functools
+import math
+
 import mlx.core as mx
+import numpy as np
 
-from ..plain.ewma import ewma_by
+from ...scan import chunked_scan
+from ..layout import buffer_length, time_back, time_first
+from .kernel import SAMPLES, THREADS, TILE, Launch, launch_of, metal_kernel, threadgroups
 
-MAX_CHUNK_SIZE = 512
-"""Most samples that the kernel averages in one go. It rounds 1 - alpha and all its powers to float32: over 1024 samples
-that is 1.4e-5 of the largest value, over 512 half of it. With the whole state handed on from chunk to chunk, a constant
-would be 1e-4 off at a time constant of 0.5 s at 30 kHz. (Emulated in float32, without Metal.)"""
+DECAYS = 4
+"""Where the table has what is left of a state after 0 to :data:`SAMPLES` samples."""
+
+GAINS = DECAYS + SAMPLES + 1
+"""Where it has what a weight has gained of what it lacked, after 0 to :data:`TILE` samples."""
 
 
-def _scan(deviation: mx.array, alpha: float, axis: int) -> mx.array:
-    from ezmsg.sigproc.util.ewma_mlx_metal import ewma_mlx_metal
+@functools.cache
+def _kernel():  # noqa: ANN202 - an opaque callable of MLX
+    return metal_kernel(
+        "ewma",
+        constants={"SAMPLES": SAMPLES, "THREADS": THREADS, "DECAYS": DECAYS, "GAINS": GAINS},
+        inputs=("x", "zi", "table"),
+        outputs=("y", "zf"),
+    )
 
-    time_last = mx.moveaxis(deviation, axis, -1)
-    zero = mx.zeros((*time_last.shape[:-1], 1))
-    average, _ = ewma_mlx_metal(time_last, alpha, zero, chunk_sizes=(time_last.shape[-1],))
-    return mx.moveaxis(average, -1, axis)
+
+@functools.lru_cache(maxsize=64)
+def _table(alpha: float) -> mx.array:
+    """What the kernel needs of *alpha*, rounded to float32 from float64; uploaded once."""
+    beta = 1.0 - alpha
+    logs = np.arange(TILE + 1) * math.log1p(-alpha) if alpha < 1.0 else np.array([0.0] + [-math.inf] * TILE)
+    front = [alpha, beta, alpha / beta, 1.0 / beta] if alpha <= 0.5 else [alpha, beta, 0.0, 0.0]
+    table = np.concatenate([front, np.exp(logs[: SAMPLES + 1]), -np.expm1(logs)])
+    return mx.array(table.astype(np.float32))
+
+
+@functools.lru_cache(maxsize=256)
+def _launch(alpha: float, n_samples: int, n_channels: int, n_states: int) -> Launch:
+    shapes = [(buffer_length(n_samples), n_channels), (n_states, n_channels)]
+    return launch_of(_kernel(), _table(alpha), shapes, threadgroups(n_samples, n_channels))
 
 
 def compile_ahead(coefficients: float, n_channels: int) -> None:
-    """See :class:`~ezmsg.mlx.kernels.contract.Kernel`. MLX has its own operations compiled already."""
+    """See :class:`~ezmsg.mlx.kernels.contract.Kernel`. Metal compiles one kernel for all messages."""
+    _compile_ahead(n_channels)
+
+
+@functools.lru_cache(maxsize=64)
+def _compile_ahead(n_channels: int) -> None:
+    mx.eval(run(mx.zeros((8, n_channels)), 0.5, mx.zeros((4, n_channels)), 0, ()))
 
 
 def run(x: mx.array, alpha: float, zi: mx.array, axis: int, chunk_sizes: tuple[int, ...]) -> tuple[mx.array, mx.array]:
-    """See :meth:`ezmsg.mlx.kernels.contract.Kernel.run`. Lazy."""
-    sizes = tuple(min(size, MAX_CHUNK_SIZE) for size in chunk_sizes)
-    return ewma_by(_scan, x, alpha, zi, axis, sizes)
+    """See :meth:`ezmsg.mlx.kernels.contract.Kernel.run`. Lazy. Nothing is compiled for a size."""
+    n_samples, sizes = x.shape[axis], (buffer_length(x.shape[axis]),)
+    flat, state = time_first(x, axis), time_first(zi, axis)
+    launch = _launch(alpha, n_samples, flat.shape[1], state.shape[0])
+    y, zf = chunked_scan(flat, n_samples, sizes, state, launch, axis=0, pad=False)
+    return time_back(y, x.shape, axis), time_back(zf, zi.shape, axis)

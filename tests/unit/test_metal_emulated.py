@@ -1,0 +1,192 @@
+"""The kernels for Metal as MLX would hand them to Metal, on the CPU: what a machine without one can tell of them."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+mx = pytest.importorskip("mlx.core")
+
+from helpers import metal_emulation  # noqa: E402
+from helpers.ewma_cases import OWN_CASES, corrected, state_of  # noqa: E402
+from helpers.metal_emulation import FMA_FLAGS, ORDERS  # noqa: E402
+from helpers.recurrence_cases import CASES, EXACT_CASES  # noqa: E402
+from helpers.recurrences import RECURRENCES, alpha_of, check_close, noise  # noqa: E402
+
+from ezmsg.mlx.kernels.layout import LARGEST_SAMPLE, buffer_length  # noqa: E402
+from ezmsg.mlx.kernels.metal import ewma  # noqa: E402
+from ezmsg.mlx.kernels.metal.kernel import SAMPLES, TILE, threadgroups  # noqa: E402
+
+MODULES = {"ewma": ewma}
+
+pytestmark = pytest.mark.skipif(metal_emulation.COMPILER is None, reason="needs Linux and g++")
+
+VARIANTS = list(itertools.product(["-O0", "-O3"], [("-ffp-contract=off",), ("-ffp-contract=fast", *FMA_FLAGS)], ORDERS))
+
+
+def order_of(case: str) -> str:
+    """Another one for each case, and the same in each run."""
+    return list(ORDERS)[sum(case.encode()) % len(ORDERS)]
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch):
+    with metal_emulation.installed(monkeypatch, *MODULES.values()):
+        yield
+
+
+# ---------------------------------------------------------------------------------------------------- all recurrences
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("recurrence", set(RECURRENCES) & set(MODULES))
+def test_case_of_all_recurrences(recurrence, case):
+    with metal_emulation.using(order=order_of(case)):
+        CASES[case](RECURRENCES[recurrence], "metal")
+
+
+@pytest.mark.parametrize("case", EXACT_CASES)
+@pytest.mark.parametrize("recurrence", set(RECURRENCES) & set(MODULES))
+def test_exact_case_of_all_recurrences(recurrence, case):
+    with metal_emulation.using(order="random"):
+        EXACT_CASES[case](RECURRENCES[recurrence], "metal")
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("recurrence", set(RECURRENCES) & set(MODULES))
+def test_results_do_not_depend_on_the_order_of_threads(recurrence, order):
+    entry = RECURRENCES[recurrence]
+    x = mx.array(noise(1000, 9))
+    zi = mx.ones(entry.state_shape(x.shape, 0, pair=True))
+    expected = [np.array(result) for result in entry.function(x, entry.short, zi, axis=0, path="metal")]
+    with metal_emulation.using(order=order):
+        results = entry.function(x, entry.short, zi, axis=0, path="metal")
+    for result, of_ascending in zip(results, expected, strict=True):
+        np.testing.assert_array_equal(np.array(result), of_ascending)
+
+
+@pytest.mark.parametrize(("optimisation", "contraction", "order"), VARIANTS, ids=lambda value: str(value))
+@pytest.mark.parametrize("recurrence", set(RECURRENCES) & set(MODULES))
+def test_other_compilers(recurrence, optimisation, contraction, order):
+    # At -O0 nothing is fused but what says so; at -O3 with -ffp-contract=fast all that can be.
+    with metal_emulation.using(order=order, flags=(optimisation, *contraction)):
+        EXACT_CASES["bad_samples_in_any_block"](RECURRENCES[recurrence], "metal")
+        if order == "random":
+            CASES["cutting_does_not_matter[long]"](RECURRENCES[recurrence], "metal")
+
+
+@pytest.mark.parametrize("recurrence", MODULES)
+def test_one_compilation_serves_all_lengths(recurrence):
+    # From eight entries on, which MLX passes in the same address space.
+    entry = RECURRENCES[recurrence]
+    with metal_emulation.recorded() as launches:
+        for shape in [(1, 8), (8, 1), (300, 8), (TILE, 33), (TILE + 1, 256), (3000, 9), (2, 1030)]:
+            zi = mx.zeros(entry.state_shape(shape, 0, pair=True))
+            entry.function(mx.zeros(shape), entry.short, zi, axis=0, path="metal")
+        texts = {launch.text for launch in launches if "constant float* zi" not in launch.text}
+    assert len(launches) == 7 and len(texts) == 1
+
+
+@pytest.mark.parametrize("recurrence", MODULES)
+def test_nothing_is_reordered_by_the_compiler(recurrence):
+    entry = RECURRENCES[recurrence]
+    with metal_emulation.recorded() as launches:
+        entry.function(mx.zeros((9, 3)), entry.short, axis=0, path="metal")
+    assert [launch.math_mode for launch in launches] == [metal_emulation.SAFE]
+
+
+@pytest.mark.parametrize("n_channels", [1, 2, 3, 8, 9, 256, 1024, 1025, 5000])
+@pytest.mark.parametrize("n_samples", [1, SAMPLES, 30, 300, TILE, TILE + 1, 30000])
+def test_threads_are_as_many_as_metal_allows_and_cover_all_channels(n_samples, n_channels):
+    threads = threadgroups(n_samples, n_channels)
+    (width, height, depth), (lanes, strips, one) = threads["grid"], threads["threadgroup"]
+    assert (depth, one, height) == (1, 1, strips)
+    assert width % lanes == 0 and n_channels <= width < n_channels + lanes
+    assert 1 <= lanes * strips <= 256 and strips * SAMPLES <= TILE
+    assert n_samples <= SAMPLES or strips > 1
+
+
+# ------------------------------------------------------------------------------------------------------------ average
+
+
+@pytest.mark.parametrize("case", OWN_CASES)
+def test_case_of_ewma(case):
+    with metal_emulation.using(order=order_of(case)):
+        OWN_CASES[case]("metal")
+
+
+def run_corrected(x, alpha, lengths, zi=None):
+    """Bias-corrected averages of *x*, time first, in messages of *lengths*; and the last state in float64."""
+    zi = mx.zeros((4, x.shape[1])) if zi is None else zi
+    results, start = [], 0
+    for n in (*lengths, len(x) - sum(lengths)):
+        y, zi = ewma.run(mx.array(x[start : start + n]), alpha, zi, 0, ())
+        results.append(np.array(y))
+        start += n
+    return np.concatenate(results), np.array(zi).astype(np.float64).reshape(2, 2, -1).sum(axis=1)
+
+
+@pytest.mark.parametrize("lengths", [[], [1] * 20, [300, 1, 7, 320, 321]], ids=str)
+@pytest.mark.parametrize("time_constant", [1e-5, 0.001, 0.1, 300.0])
+def test_bias_is_corrected_in_the_same_launch(time_constant, lengths):
+    alpha, x = alpha_of(time_constant), noise(2000, 3) + np.float32([0, 50, 1e4])
+    y, state = run_corrected(x, alpha, lengths)
+    expected = corrected(x, alpha)
+    for channel in range(3):
+        check_close(y[:, channel], expected[:, channel], 2e-6)
+    np.testing.assert_allclose(state[1], -np.expm1(2000 * np.log1p(-alpha)), rtol=1e-6)
+    np.testing.assert_allclose(state[0], (1 - alpha) * expected[-1] * state[1], rtol=2e-6, atol=1e-6)
+
+
+def test_only_samples_that_are_taken_count_in_the_correction():
+    alpha, x = alpha_of(1.0), noise(1500, 5) + 7
+    x[np.random.default_rng(1).random(x.shape) < [0.0, 0.01, 0.3, 0.9, 1.0]] = math.nan
+    x[:700, 1] = math.inf
+    y, state = run_corrected(x, alpha, [1, 320, 5])
+    for channel in range(5):
+        good = np.isfinite(x[:, channel])
+        np.testing.assert_array_equal(y[~good, channel], x[~good, channel])
+        if good.any():
+            check_close(y[good, channel], corrected(x[good][:, [channel]], alpha)[:, 0])
+    np.testing.assert_allclose(state[1], -np.expm1(np.isfinite(x).sum(axis=0) * np.log1p(-alpha)), rtol=1e-6)
+
+
+def test_weight_of_a_long_stream_settles_at_one():
+    x, alpha = np.full((40000, 2), 3.0, np.float32), alpha_of(0.001)
+    y, state = run_corrected(x, alpha, [9999, 1, 20000])
+    np.testing.assert_allclose(y, 3.0, rtol=1e-6)
+    np.testing.assert_array_equal(state[1], 1.0)
+
+
+@pytest.mark.parametrize("alpha", [alpha_of(0.01), 0.9])
+def test_largest_sample_is_taken_and_a_larger_one_is_not(alpha):
+    limit = np.float32(LARGEST_SAMPLE)
+    x = np.array([[1.0, 1.0], [limit, np.nextafter(limit, np.float32(np.inf))], [1.0, 1.0]], np.float32)
+    y, _ = ewma.run(mx.array(x), alpha, state_of([[1.0, 1.0]], alpha), 0, ())
+    y = np.array(y)
+    assert y[2, 0] > 1e26 and y[1, 1] == x[1, 1]
+    np.testing.assert_allclose(y[2, 1], 1.0, rtol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------------------- graph
+
+
+@pytest.mark.parametrize("shape", [(1, 256), (300, 256), (3000, 256), (30000, 1024)])
+def test_one_launch_a_message(shape, monkeypatch):
+    entry = RECURRENCES["ewma"]
+    launched = []
+
+    def note(kernel, **arguments):
+        launched.append(kernel)
+        return [mx.zeros(of_result) for of_result in arguments["output_shapes"]]
+
+    monkeypatch.setattr(metal_emulation.MetalKernel, "__call__", note)
+    y, _ = entry.function(mx.zeros(shape), entry.short, mx.zeros((2, shape[1])), axis=0, path="metal")
+    assert len(launched) == 1 and y.shape == shape
+
+
+def test_buffers_have_few_lengths():
+    lengths = {buffer_length(n) for n in range(513, 30001)}
+    assert len(lengths) < 50 and all(n <= buffer_length(n) <= 1.125 * n + 1 for n in range(1, 30001, 7))
+    assert all(buffer_length(n) == n for n in range(1, 513))
