@@ -19,6 +19,7 @@ from helpers.transformers import filtered, using  # noqa: E402
 from ezmsg.mlx.ewma import EWMATransformer  # noqa: E402
 from ezmsg.mlx.filter import FilterTransformer  # noqa: E402
 from ezmsg.mlx.kernels.cuda import ewma, lookback, sosfilt  # noqa: E402
+from ezmsg.mlx.kernels.cuda.kernel import cuda_kernel  # noqa: E402
 
 # Some of all coefficients, for each number of sections is a kernel of its own, which takes most of a second to build.
 SOME = {
@@ -41,9 +42,8 @@ pytestmark = pytest.mark.skipif(cuda_emulation.COMPILER is None, reason="needs L
 
 
 def forget_kernels():
-    lookback._zeros.cache_clear()
+    cuda_kernel.cache_clear()
     for module in (ewma, sosfilt):
-        module._kernel.cache_clear()
         module._launch.cache_clear()
         module._compile_ahead.cache_clear()
 

@@ -19,9 +19,8 @@ import numpy as np
 
 from ...scan import chunked_scan
 from ..layout import time_back, time_first
-from . import ewma_source as cuda_ewma_source
 from .kernel import Launch, cuda_kernel, launch_of
-from .lookback import nothing_told
+from .lookback import LONG_INPUTS, nothing_told
 from .samples import LANES, SAMPLES, THREADS, TILE, blocks
 
 LONE_SAMPLES = 32
@@ -34,30 +33,8 @@ LONE_TILE = LONE_THREADS * LONE_SAMPLES
 """Samples of the largest such message."""
 
 
-@functools.cache
-def _kernel(lone: bool, lanes: int):  # noqa: ANN202 - an opaque callable of MLX
-    inputs, outputs = ("x", "zi", "coefficients"), ("y", "zf")
-    if lone:
-        return cuda_kernel(
-            "ewma_lone",
-            cuda_ewma_source.LONE,
-            cuda_ewma_source.LONE_HEADER,
-            constants={"LANES": lanes, "SAMPLES": LONE_SAMPLES, "THREADS": LONE_THREADS, "TILE": LONE_TILE},
-            inputs=inputs,
-            outputs=outputs,
-        )
-    return cuda_kernel(
-        "ewma_long",
-        cuda_ewma_source.LONG,
-        cuda_ewma_source.LONG_HEADER,
-        constants={"LANES": lanes, "SAMPLES": SAMPLES, "THREADS": THREADS, "TILE": TILE},
-        inputs=(*inputs, "told"),
-        outputs=outputs,
-    )
-
-
 @functools.lru_cache(maxsize=64)
-def _coefficients(alpha: float) -> mx.array:
+def _table(alpha: float) -> mx.array:
     """*alpha* and ``beta ** TILE`` as float32 pairs, then ``beta ** k`` for k samples of a thread; uploaded once."""
 
     def pair(value: float) -> list[float]:
@@ -80,11 +57,13 @@ def _launch(alpha: float, n_samples: int, n_channels: int) -> Launch:
     if n_samples <= LONE_TILE:
         lanes = min(LANES, 1 << (n_channels - 1).bit_length())
         grid = (-(-n_channels // lanes) * lanes, LONE_THREADS, 1)
+        kernel = cuda_kernel("ewma_lone", LANES=lanes, SAMPLES=LONE_SAMPLES, THREADS=LONE_THREADS, TILE=LONE_TILE)
         of_message = {"grid": grid, "threadgroup": (lanes, LONE_THREADS, 1)}
-        return launch_of(_kernel(True, lanes), _coefficients(alpha), shapes, of_message)
+        return launch_of(kernel, _table(alpha), shapes, of_message)
     # For as many samples as the buffer has, of which there are fewer lengths.
     told = nothing_told(-(-size // TILE), 1, n_channels)
-    return launch_of(_kernel(False, LANES), _coefficients(alpha), shapes, blocks(n_samples, n_channels), told)
+    kernel = cuda_kernel("ewma_long", LONG_INPUTS, LANES=LANES, SAMPLES=SAMPLES, THREADS=THREADS, TILE=TILE)
+    return launch_of(kernel, _table(alpha), shapes, blocks(n_samples, n_channels), told)
 
 
 def compile_ahead(coefficients: float, n_channels: int) -> None:

@@ -21,11 +21,9 @@ import numpy.typing as npt
 
 from ...scan import chunked_scan
 from ..layout import time_back, time_first
-from . import sosfilt_lone as cuda_sosfilt_lone
-from . import sosfilt_long as cuda_sosfilt_long
 from .ewma import grid_size
 from .kernel import Launch, cuda_kernel, launch_of
-from .lookback import nothing_told
+from .lookback import LONG_INPUTS, nothing_told
 from .samples import LANES, SAMPLES, THREADS, TILE, blocks
 
 LONE_SAMPLES = 16
@@ -43,30 +41,6 @@ LONE_LANES = 8
 SECTIONS = 2
 """Sections that a longer message goes through at a time: four at once need 128 registers a thread instead of 64. What
 is handed to the next two is float32: 8e-8 of the peak off for a band-pass of four sections, instead of 4e-8."""
-
-
-@functools.cache
-def _kernel(n_sections: int, n_passes: int, lone_lanes: int = 0):  # noqa: ANN202 - an opaque callable of MLX
-    """For a message that is one block along time, of *lone_lanes* channels a block; or for a longer one (0)."""
-    inputs, outputs = ("x", "zi", "table"), ("y", "zf")
-    if lone_lanes:
-        return cuda_kernel(
-            "sosfilt_lone",
-            cuda_sosfilt_lone.SOURCE,
-            cuda_sosfilt_lone.HEADER,
-            constants={"SECTIONS": n_sections, "LANES": lone_lanes, "SAMPLES": LONE_SAMPLES, "THREADS": LONE_THREADS},
-            inputs=inputs,
-            outputs=outputs,
-        )
-    of_block = {"LANES": LANES, "SAMPLES": SAMPLES, "THREADS": THREADS, "TILE": TILE}
-    return cuda_kernel(
-        "sosfilt_long",
-        cuda_sosfilt_long.SOURCE,
-        cuda_sosfilt_long.HEADER,
-        constants={"SECTIONS": n_sections, "PASSES": n_passes} | of_block,
-        inputs=(*inputs, "told"),
-        outputs=outputs,
-    )
 
 
 def _recurrence(sos: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.longdouble], npt.NDArray[np.longdouble]]:
@@ -121,13 +95,15 @@ def _launch(sos: bytes, n_samples: int, n_channels: int) -> Launch:
         lanes = min(LONE_LANES, 1 << (n_channels - 1).bit_length())
         grid = (lanes * -(-n_channels // lanes), LONE_THREADS, 1)
         of_message = {"grid": grid, "threadgroup": (lanes, LONE_THREADS, 1)}
-        return launch_of(_kernel(n_all, 1, lanes), _device_table(sos, 1), shapes, of_message)
+        kernel = cuda_kernel("sosfilt_lone", SECTIONS=n_all, LANES=lanes, SAMPLES=LONE_SAMPLES, THREADS=LONE_THREADS)
+        return launch_of(kernel, _device_table(sos, 1), shapes, of_message)
     n_sections = min(n_all, SECTIONS)
     n_passes = n_all // n_sections
     # For as many samples as the buffer has, of which there are fewer lengths.
     told = nothing_told(-(-size // TILE) * n_passes, 2 * n_sections, n_channels)
-    kernel, of_device = _kernel(n_sections, n_passes), _device_table(sos, n_passes)
-    return launch_of(kernel, of_device, shapes, blocks(n_samples, n_channels), told)
+    of_block = {"LANES": LANES, "SAMPLES": SAMPLES, "THREADS": THREADS, "TILE": TILE}
+    kernel = cuda_kernel("sosfilt_long", LONG_INPUTS, SECTIONS=n_sections, PASSES=n_passes, **of_block)
+    return launch_of(kernel, _device_table(sos, n_passes), shapes, blocks(n_samples, n_channels), told)
 
 
 def compile_ahead(coefficients: npt.NDArray[np.float64], n_channels: int) -> None:

@@ -1,14 +1,8 @@
-"""What the sources of the kernels for CUDA that filter with second-order sections share.
+#pragma once
 
-:mod:`ezmsg.mlx.kernels.cuda.sosfilt` says what they do.
-"""
+constexpr int ROW = 9;
+constexpr float LARGEST_SAMPLE = 1e+30f;
 
-from ..layout import LARGEST_SAMPLE
-
-ROW = 9
-"""Values that the table of coefficients has for each section: five coefficients and a 2 x 2 transition."""
-
-_SECTIONS = r"""
 namespace {
 
 // y = b0 * x + z0, then z0 = z1 - a1 * z0 + g0 * x and z1 = g1 * x - a2 * z0 of before: scipy's recurrence with y
@@ -43,9 +37,3 @@ __device__ void set_state(float* zf, int i, size_t channel, size_t n_channels, d
 }
 
 }  // namespace
-"""
-
-HEADER = f"""
-constexpr int ROW = {ROW};
-constexpr float LARGEST_SAMPLE = {LARGEST_SAMPLE}f;
-{_SECTIONS}"""

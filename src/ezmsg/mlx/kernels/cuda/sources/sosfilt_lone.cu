@@ -1,12 +1,5 @@
-"""Source of the kernel for CUDA that filters a message that is one block along time.
+#include "sections.cuh"
 
-Constants that it leaves open: SECTIONS; SAMPLES that a thread keeps in registers; LANES and THREADS of a block along
-channels and time.
-"""
-
-from . import sosfilt_source as cuda_sosfilt_source
-
-_SAMPLES = r"""
 namespace {
 
 __device__ Section section_at(const int64_t* table, int section) {
@@ -52,11 +45,8 @@ __device__ void store(float* y, size_t first, size_t n, size_t n_channels, const
 }
 
 }  // namespace
-"""
 
-HEADER = cuda_sosfilt_source.HEADER + _SAMPLES
-
-SOURCE = r"""
+KERNEL {
   size_t n = x_shape[0];
   size_t n_channels = x_shape[1];
   int thread = threadIdx.y;
@@ -111,4 +101,4 @@ SOURCE = r"""
     __syncthreads();
   }
   if (active) store<SAMPLES>(y + channel, first, n, n_channels, values);
-"""
+}

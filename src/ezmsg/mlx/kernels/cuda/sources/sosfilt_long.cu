@@ -1,14 +1,7 @@
-"""Source of the kernel for CUDA that filters a longer message, tile by tile.
+#include "copies.cuh"
+#include "lookback.cuh"
+#include "sections.cuh"
 
-Constants that it leaves open: SECTIONS that it goes through at a time, and PASSES, how many times; SAMPLES of a thread;
-LANES and THREADS of a block along channels and time; TILE, the samples of a block.
-"""
-
-from . import sosfilt_source as cuda_sosfilt_source
-from .lookback import LOOK_BACK
-from .samples import COPIES, PLACE
-
-_PARTS = r"""
 namespace {
 
 // The sections of a message, and their transition over the samples of a thread, and over those of a tile. In shared
@@ -63,9 +56,8 @@ __device__ int run_alone(
 
 // The same with results, *step* apart from *to* on. *all* is whether all samples are to be filtered.
 template <int SECTIONS, int SAMPLES>
-__device__ void run_all(
-    const Shared<SECTIONS>& shared, bool all, int inside, const float* samples, int stride, float* to, unsigned step,
-    double* z) {
+__device__ void run_all(const Shared<SECTIONS>& shared, bool all, int inside, const float* samples, int stride,
+    float* to, unsigned step, double* z) {
   Section sections[SECTIONS];
   shared.sections(sections);
   if (all) {
@@ -109,9 +101,8 @@ struct Over {
 // The state *z* goes over a part of *n_samples*, of which *taken* were filtered. *alone* is what they make of a state
 // of zero, and *transition* is that over all.
 template <int SECTIONS>
-__device__ void over_some(
-    const Shared<SECTIONS>& shared, const volatile double (*transition)[2 * SECTIONS], int n_samples,
-    const double* alone, int taken, double* z) {
+__device__ void over_some(const Shared<SECTIONS>& shared, const volatile double (*transition)[2 * SECTIONS],
+    int n_samples, const double* alone, int taken, double* z) {
   if (taken == n_samples) {
     Over<SECTIONS> over(transition);
     over(alone, z);
@@ -129,9 +120,8 @@ __device__ void over_some(
 
 // The state *z* goes over the parts of the first *n_threads* threads.
 template <int SECTIONS, int THREADS, int SAMPLES>
-__device__ void over_threads(
-    const Shared<SECTIONS>& shared, bool all, const double (*all_alone)[2 * SECTIONS][32], const int (*all_taken)[32],
-    int n_threads, double* z) {
+__device__ void over_threads(const Shared<SECTIONS>& shared, bool all, const double (*all_alone)[2 * SECTIONS][32],
+    const int (*all_taken)[32], int n_threads, double* z) {
   int lane = threadIdx.x;
   if (all) {
     Over<SECTIONS> over(shared.over[0]);
@@ -156,11 +146,10 @@ __device__ void over_threads(
 }
 
 }  // namespace
-"""
 
-HEADER = cuda_sosfilt_source.HEADER + COPIES + LOOK_BACK + _PARTS
+KERNEL {
+#include "place.inl"
 
-_BODY = r"""
   constexpr int SIZE = 2 * SECTIONS;
   constexpr int STRIDE = THREADS * LANES;
   __shared__ float samples_of_all[SAMPLES * STRIDE];
@@ -227,6 +216,4 @@ _BODY = r"""
       run_all<SECTIONS, SAMPLES>(shared, all, inside, samples, STRIDE, to, n_channels, state);
     }
   }
-"""
-
-SOURCE = PLACE + _BODY
+}

@@ -1,0 +1,25 @@
+double alpha = double(table[0]) + double(table[1]);
+float alpha_f = table[0];
+float beta_f = table[5];
+Before before = state_before(zi, channel, n_channels, alpha);
+// What is left of a state after some finite samples.
+__shared__ float decays[SAMPLES + 1];
+for (int i = thread * LANES + lane; i <= SAMPLES; i += THREADS * LANES) decays[i] = table[4 + i];
+
+// What this thread's samples alone make of a state of zero; and in the place of each that is finite, of the average.
+float alone = 0.0f;
+int n_finite = 0;
+  #pragma unroll UNROLL
+for (int i = 0; i < SAMPLES; ++i) {
+  float deviation = (samples[i * STRIDE] - before.high) - before.low;
+  if (fabsf(deviation) < LARGEST) {
+    float moved = fmaf(alpha_f, deviation, alone);
+    samples[i * STRIDE] = moved;
+    alone = beta_f * moved;
+    ++n_finite;
+  }
+}
+__shared__ float all_alone[THREADS][LANES];
+__shared__ float all_decays[THREADS][LANES];
+all_alone[thread][lane] = alone;
+all_decays[thread][lane] = table[4 + n_finite];

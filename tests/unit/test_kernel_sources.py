@@ -1,0 +1,58 @@
+"""What can be tested without a compiler of how kernels are made of their sources."""
+
+import re
+
+import pytest
+
+mx = pytest.importorskip("mlx.core")
+
+from ezmsg.mlx.kernels.cuda.kernel import cuda_kernel  # noqa: E402
+from ezmsg.mlx.kernels.layout import LARGEST_SAMPLE  # noqa: E402
+from ezmsg.mlx.kernels.sources import made_small, read_source  # noqa: E402
+
+CUDA = "ezmsg.mlx.kernels.cuda"
+KERNELS = ("ewma_lone", "ewma_long", "sosfilt_lone", "sosfilt_long", "nothing_told")
+
+
+def test_comments_and_indentation_go_and_directives_keep_their_lines():
+    source = "\n  // why\n  int a = 1;  // what\n\n  #pragma unroll\n    for (;;) a = a / 2;\n"
+    assert made_small(source) == "int a = 1;\n#pragma unroll\nfor (;;) a = a / 2;\n"
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_source_has_a_body_and_each_header_once(name):
+    header, body = read_source(CUDA, f"{name}.cu")
+    assert body and "KERNEL" not in header + body and "#include" not in header + body and "//" not in header + body
+    definitions = re.findall(r"__device__ \w[\w ]*\*? (\w+)\(", header)
+    assert len(definitions) == len(set(definitions))
+
+
+def test_a_part_of_a_body_may_stand_in_several_kernels():
+    assert "unsigned n_groups" in read_source(CUDA, "ewma_long.cu")[1]
+    assert "unsigned n_groups" in read_source(CUDA, "sosfilt_long.cu")[1]
+
+
+def test_a_source_without_a_kernel_is_refused():
+    with pytest.raises(ValueError, match=r"ewma\.cuh of .* has no kernel; allowed is"):
+        read_source(CUDA, "ewma.cuh")
+
+
+def test_constants_are_in_the_source_and_the_name(monkeypatch):
+    kernels = []
+    monkeypatch.setattr(mx.fast, "cuda_kernel", lambda **arguments: kernels.append(arguments))
+    # Past what remembers kernels, which other tests use.
+    cuda_kernel.__wrapped__("nothing_told", (), ("told",), WORDS=3)
+    assert kernels == [
+        {
+            "name": "ezmsg_mlx_nothing_told_3",
+            "input_names": [],
+            "output_names": ["told"],
+            "header": "",
+            "source": "constexpr int WORDS = 3;\n" + read_source(CUDA, "nothing_told.cu")[1],
+        }
+    ]
+
+
+def test_the_largest_sample_is_the_same_in_python_and_in_the_sources():
+    header, _ = read_source(CUDA, "sosfilt_lone.cu")
+    assert float(re.search(r"LARGEST_SAMPLE = ([\d.e+]+)f;", header)[1]) == LARGEST_SAMPLE
