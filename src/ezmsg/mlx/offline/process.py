@@ -83,7 +83,7 @@ def process_recording(
     if progress is not None and not callable(progress):
         raise TypeError(f"progress must be a callable or None, got {progress!r}.")
     check_number("checkpoint_seconds", checkpoint_seconds, infinite=True)
-    every = checkpoint_seconds * source.sampling_rate
+    every = float(checkpoint_seconds) * float(source.sampling_rate)
     if source.n_samples < 1:
         raise ValueError("The recording has no samples.")
     steps = _steps_of(chain_factory, rechunk)

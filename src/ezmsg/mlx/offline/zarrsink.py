@@ -16,6 +16,7 @@ from ezmsg.util.messages.axisarray import AxisArray, CoordinateAxis, LinearAxis
 
 from ..stream.checks import check_number, check_path
 from ..stream.convert import is_mlx_array, mlx_to_numpy
+from ..stream.sampling import value_at
 from .contracts import Opened
 from .durable import lock_folder, sync_folder, sync_tree
 from .extra import import_extra
@@ -180,7 +181,7 @@ class ZarrSink:
             return
         axis = message.axes.get(dim)
         if isinstance(axis, LinearAxis):
-            times = axis.value(np.arange(len(data)))
+            times = value_at(axis, np.arange(len(data)))
         elif isinstance(axis, CoordinateAxis):
             times = axis.data
         else:
@@ -281,7 +282,7 @@ class ZarrSink:
 
 def _coordinates(axis: object, length: int) -> npt.NDArray | None:
     if isinstance(axis, LinearAxis):
-        return axis.value(np.arange(length))
+        return value_at(axis, np.arange(length))
     values = getattr(axis, "data", None)
     if values is not None and values.dtype.names:
         values = values["label"] if "label" in values.dtype.names else None

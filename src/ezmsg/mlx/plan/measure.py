@@ -7,6 +7,7 @@ from ezmsg.util.messages.axisarray import AxisArray, LinearAxis
 from ezmsg.util.messages.util import replace
 
 from ..stream.convert import is_mlx_array
+from ..stream.sampling import value_at
 from ..stream.steps import Chain, run_steps
 from .found import steps_left_as_found
 
@@ -49,7 +50,7 @@ def _moved(message: AxisArray, offset: float | None) -> tuple[AxisArray, float |
     if not isinstance(axis, LinearAxis):
         return message, offset
     axis = replace(axis, offset=axis.offset if offset is None else offset)
-    return replace(message, axes={**message.axes, dim: axis}), axis.value(length)
+    return replace(message, axes={**message.axes, dim: axis}), value_at(axis, length)
 
 
 def _mlx_arrays(output: AxisArray) -> list[object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -49,8 +49,22 @@ def sampling_period(message: AxisArray, dim: str, operation: str) -> float:
     return float(axis.gain)
 
 
+@overload
+def value_at(axis: LinearAxis, index: int) -> float: ...
+@overload
+def value_at(axis: LinearAxis, index: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]: ...
+def value_at(axis: LinearAxis, index: int | npt.NDArray[np.integer]) -> float | npt.NDArray[np.float64]:
+    """The value of *axis* at *index*, in float64 whatever the scalar types of its offset and its gain.
+
+    ``LinearAxis.value`` computes in the type of the gain. In float32 an offset of three hours has steps of 1 ms, thirty
+    samples at 30 kHz, and NumPy takes a Python float for one of these, too.
+    """
+    return float(axis.offset) + index * float(axis.gain)
+
+
 def is_same_rate(gain: float, known: float) -> bool:
     """Whether two sampling periods differ by no more than :data:`SAME_RATE`."""
+    gain, known = float(gain), float(known)
     return abs(gain - known) <= SAME_RATE * abs(known)
 
 

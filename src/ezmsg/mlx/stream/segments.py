@@ -9,7 +9,7 @@ from ezmsg.baseproc import resolve_stream_dim
 from ezmsg.util.messages.axisarray import AxisArray, AxisBase, CoordinateAxis, LinearAxis
 from ezmsg.util.messages.util import replace
 
-from .sampling import is_same_rate
+from .sampling import is_same_rate, value_at
 
 if typing.TYPE_CHECKING:
     import mlx.core as mx
@@ -104,7 +104,7 @@ def _piece(spans: list[tuple[Segment, int, int]], layout: Layout) -> AxisArray:
     for name in layout.streamed:
         axis = segment.message.axes[name]
         if _is_linear(axis):
-            axes[name] = replace(axis, offset=axis.value(segment.first + start))
+            axes[name] = replace(axis, gain=float(axis.gain), offset=value_at(axis, segment.first + start))
         else:
             values = [(span.message.axes[name].data, begin, end) for span, begin, end in spans]
             axes[name] = replace(axis, data=_joined(values, _position(axis, layout.dim)))
@@ -171,7 +171,7 @@ def _follows(old: LinearAxis | CoordinateAxis, new: AxisBase, n_next: int) -> bo
         return (
             _is_linear(new)
             and is_same_rate(new.gain, old.gain)
-            and abs(new.offset - old.value(n_next)) <= GAP_TOLERANCE * abs(old.gain)
+            and abs(float(new.offset) - value_at(old, n_next)) <= GAP_TOLERANCE * abs(float(old.gain))
         )
     return isinstance(new, CoordinateAxis) and new.dims == old.dims and new.data.dtype == old.data.dtype
 
