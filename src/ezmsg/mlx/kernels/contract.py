@@ -4,6 +4,36 @@ A kernel is a module ``ezmsg.mlx.kernels.<path>.<recurrence>``. Data is float32,
 is float32, too, with *pairs* along an axis in the place of the scanned one: a value rounded to float32, and what that
 rounding lost. Their sum has some 48 bits, which long time constants need: at 30 kHz and 300 s a sample moves the
 average by a ten-millionth of its distance, far below the resolution of float32.
+
+The forms of a state, by the length of that axis. *alpha* is the weight of the newest sample in the long run:
+
+- ``"ewma"``, 2: ``[z_hi, z_lo]`` with ``z = (1 - alpha) * y[-1]``, as scipy's ``lfilter`` has it. The results are the
+  plain averages, which begin at zero.
+- ``"ewma"``, 4: ``[z_hi, z_lo, w_hi, w_lo]``. The results are the averages of the samples so far: the plain ones
+  divided by ``w = 1 - (1 - alpha)**n``, where *n* counts the samples that the channel has taken; 0 at the start, 1 in
+  the long run. After *k* more it is ``w + (1 - w) * (1 - (1 - alpha)**k)``, in which nothing cancels.
+- ``"zscore"``, 6: ``[mean_hi, mean_lo, var_hi, var_lo, w_hi, w_lo]``, the mean and the variance of the samples so far,
+  with the weights of the moving average, and *w* as above. With ``share = alpha / w[n]`` and
+  ``delta = x[n] - mean[n-1]``::
+
+      mean[n] = mean[n-1] + share * delta
+      var[n] = (1 - share) * (var[n-1] + share * delta**2)
+      score[n] = (x[n] - mean[n]) / sqrt(var[n])
+
+  (West, Comm. ACM 22, 532, 1979). The score is 0 where the channel does not vary, which is ``var[n]`` of no more than
+  ``SMALLEST_VARIANCE`` or ``(RESOLUTION * mean[n])**2`` (:mod:`ezmsg.mlx.kernels.layout`). All zeros is the start.
+
+  Two stretches *a* and *b*, the later one, each from zero, make one with ``w = (1 - w_b) * w_a + w_b``,
+  ``r = w_b / w``, ``delta = mean_b - mean_a``, ``mean = mean_a + r * delta`` and
+  ``var = (1 - r) * var_a + r * var_b + r * (1 - r) * delta**2`` (Chan, Golub, LeVeque, The American Statistician 37,
+  242, 1983). That holds for one sample, too (``w_b = alpha``, ``var_b = 0``), and is what parallel kernels link by.
+  With ``1 - r`` taken as ``(1 - w_b) * w_a / w`` and the mean as ``mean_b - (1 - r) * delta`` where *r* is above
+  a half, a first sample of any size is forgotten as fast as its weight.
+- ``"sosfilt"``, 4: ``[z0_hi, z1_hi, z0_lo, z1_lo]``, the states of scipy's ``sosfilt``, with sections along a first
+  axis.
+
+A sample that is not finite, or larger than ``LARGEST_SAMPLE`` (z-scores: ``LARGEST_SCORED``), comes out as it is and
+leaves the state of its channel alone.
 """
 
 from __future__ import annotations
@@ -16,14 +46,14 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     import mlx.core as mx
 
-Recurrence = Literal["ewma", "sosfilt"]
+Recurrence = Literal["ewma", "zscore", "sosfilt"]
 """Names of the recurrences that kernels compute."""
 
 Path = Literal["cpu", "cuda", "metal", "plain"]
 """Kernels of a recurrence: numba's, those written for CUDA, those for Metal, and plain MLX operations."""
 
 CoefficientsT = TypeVar("CoefficientsT", float, npt.NDArray[np.float64], contravariant=True)
-"""``alpha`` of an average; the sections, ``(n_sections, 6)``, of a filter."""
+"""``alpha`` of an average or of z-scores; the sections, ``(n_sections, 6)``, of a filter."""
 
 
 class Kernel(Protocol[CoefficientsT]):

@@ -1,7 +1,6 @@
 """What kernels share: data time first with flat channels, and float32 pairs.
 
-A pair is a value as float32 and what that rounding lost, some 48 bits together. An array of pairs has the first
-halves of all values along an axis, then the second halves.
+A pair is a value as float32 and what that rounding lost, some 48 bits together.
 """
 
 from __future__ import annotations
@@ -13,8 +12,19 @@ import numpy as np
 import numpy.typing as npt
 
 LARGEST_SAMPLE = 1e30
-"""Largest magnitude of a sample that a cascade of sections takes: what it may gain inside one must fit in float32,
-also in that of a state (a low-pass of 0.5 Hz at 30 kHz: 1e8)."""
+"""Largest magnitude of a sample that averages and cascades of sections take, this one included: what it may gain inside
+a section must fit in float32, also in that of a state (a low-pass of 0.5 Hz at 30 kHz: 1e8)."""
+
+LARGEST_SCORED = 1e18
+"""The same for z-scores: the square of twice as much must fit in float32."""
+
+SMALLEST_VARIANCE = 2.0**-120
+"""Variance up to which a channel counts as constant: below it the squares that it is made of, and the second halves of
+pairs, begin to fall out of float32 (2**-126, and some GPUs round what is smaller to 0). A deviation of 1e-18."""
+
+RESOLUTION = 2.0**-32
+"""Standard deviation, relative to the mean, up to which a channel counts as constant. Data in float32 that is not
+constant varies by 2**-24 of itself at once; what is far below that is rounding, in a channel that has come to rest."""
 
 
 def time_first(x: mx.array, axis: int, lead: int = 0) -> mx.array:
@@ -38,7 +48,7 @@ def two_sum(a: mx.array, b: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def to_pairs(values: npt.NDArray[np.float64], axis: int) -> npt.NDArray[np.float32]:
-    """*values* as pairs, in twice the length along *axis*."""
+    """*values* as pairs, in twice the length along *axis*: the first halves of all, then the second halves."""
     high = values.astype(np.float32)
     return np.concatenate([high, (values - high).astype(np.float32)], axis=axis)
 
