@@ -10,6 +10,7 @@ import numpy.typing as npt
 from ezmsg.baseproc import BaseProducerUnit, BaseStatefulProducer, processor_state
 from ezmsg.util.messages.axisarray import AxisArray
 
+from .. import stream as stream  # each unit brings the workarounds in it
 from .lengths import next_length
 from .recording import MICROVOLTS_PER_COUNT, make_recording
 from .settings import SimulatedAcquisitionSettings

@@ -1,0 +1,79 @@
+"""Workarounds for two defects of ezmsg 3.10.0b5 after which a graph stands still, without an error or with one.
+
+A receiver that stops for good: a message larger than its slot makes the publisher move to new shared memory, and the
+receiver follows in a task that it starts and does not keep (``messagechannel.py``, ``ChannelProtocol._reattach_shm``).
+asyncio keeps no task alive either: "save a reference to the result", says ``asyncio.create_task``. While the task waits
+for the graph server's answer, only a cycle of itself and its stream reader holds it. A garbage collection at that
+moment ends it, nothing is read from that publisher any more, and its back pressure stops the graph.
+
+A publisher that ends: while ``Publisher.broadcast`` waits for a slow subscriber of another process it iterates over the
+dictionary of all of them, and if one leaves or comes meanwhile, it raises ``dictionary changed size during iteration``.
+A producer ends with that error; elsewhere the message is lost to the subscribers that were still to get it.
+
+Both are cured in the class, since there is no public place that every process passes: the receiver may run in a process
+with none of this package's units, and a task factory belongs to a loop, which ezmsg makes itself in each process. The
+names that ezmsg does not publish are all in this module. A class that no longer has them is left alone.
+"""
+
+import asyncio
+import copyreg
+import functools
+from collections.abc import Awaitable, Callable, Iterator
+
+from ezmsg.core.backendprocess import DefaultBackendProcess
+from ezmsg.core.messagechannel import ChannelProtocol
+from ezmsg.core.pubclient import Publisher
+
+_reattaching: set[asyncio.Task | None] = set()
+
+
+def apply_workarounds() -> None:
+    """Apply the workarounds to this process and to those that ezmsg starts from it. A second call changes nothing."""
+    reattach = getattr(ChannelProtocol, "_reattach_shm", None)
+    if reattach is not None and not hasattr(reattach, "__wrapped__"):
+        ChannelProtocol._reattach_shm = _held_until_done(reattach)
+    if not hasattr(Publisher.__init__, "__wrapped__"):
+        Publisher.__init__ = _with_channels_that_may_change(Publisher.__init__)
+    # A forked process inherits the classes as they are here; a spawned one unpickles this.
+    copyreg.pickle(DefaultBackendProcess, _reduce_with_workarounds)
+
+
+def _held_until_done(method: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    @functools.wraps(method)
+    async def held(*args: object, **kwargs: object) -> None:
+        task = asyncio.current_task()
+        _reattaching.add(task)
+        try:
+            await method(*args, **kwargs)
+        finally:
+            _reattaching.discard(task)
+
+    return held
+
+
+class _Channels(dict):
+    """A dictionary whose values can be iterated over while keys come and go."""
+
+    def values(self) -> Iterator[object]:
+        for key in list(self):
+            if key in self:
+                yield self[key]
+
+
+def _with_channels_that_may_change(init: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(init)
+    def init_with_channels(self: Publisher, *args: object, **kwargs: object) -> None:
+        init(self, *args, **kwargs)
+        if hasattr(self, "_channels"):
+            self._channels = _Channels(self._channels)
+
+    return init_with_channels
+
+
+def _reduce_with_workarounds(process: DefaultBackendProcess) -> tuple:
+    return _process_with_workarounds, (type(process),), process.__dict__
+
+
+def _process_with_workarounds(kind: type[DefaultBackendProcess]) -> DefaultBackendProcess:
+    apply_workarounds()
+    return kind.__new__(kind)
