@@ -21,7 +21,8 @@ extensions = [
     # Makes the tables of figures from the files in results/data.
     "render",
 ]
-exclude_patterns = ["_build"]
+# Included by another page.
+exclude_patterns = ["_build", "units_table.md"]
 
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
 myst_heading_anchors = 3

@@ -106,11 +106,11 @@ def _text(value: Value, digits: int | None) -> str:
     if value is None:
         return "–"
     if isinstance(value, str):
-        return value
+        return value.replace(" × ", "\u00a0×\u00a0")
     if isinstance(value, list):
         if len(value) == 2 and not any(isinstance(part, (list, str)) for part in value):
             low, high = (_text(part, digits) for part in value)
-            return low if low == high else f"{low} to {high}"
+            return low if low == high else f"{low}\u00a0to\u00a0{high}"
         return "; ".join(_text(part, digits) for part in value)
     number = f"{value:,.{digits}f}" if digits is not None else f"{value:,}"
     # Thousands are set off by a thin space from 10 000 on, as SI has it.
@@ -140,7 +140,7 @@ def provenance(found: dict) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     spread = found["spread"].rstrip(".")
     lines = [f"{', '.join(flags)}. {spread}. {found['machine']}; {versions}; {found['date']}; `{found['command']}`."]
-    return "\n\n".join(lines + found.get("notes", []))
+    return "\n\n".join(found.get("notes", []) + lines)
 
 
 def markdown(name: str) -> str:

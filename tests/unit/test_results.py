@@ -54,4 +54,7 @@ def test_speed_is_computed_from_time():
         {"head": "a", "derive": "times_real_time", "digits": 1},
         {"head": "b", "derive": "channels_times_real_time", "digits": 0},
     ]
-    assert render.table({"columns": columns, "rows": [row]}).splitlines()[-1] == "| 10.0 to 20.0 | 2560 to 5120 |"
+    assert (
+        render.table({"columns": columns, "rows": [row]}).splitlines()[-1]
+        == "| 10.0\u00a0to\u00a020.0 | 2560\u00a0to\u00a05120 |"
+    )
