@@ -1,7 +1,9 @@
 """The kernels for Metal as MLX would hand them to Metal, on the CPU: what a machine without one can tell of them."""
 
+import dataclasses
 import itertools
 import math
+import os
 
 import numpy as np
 import pytest
@@ -12,17 +14,49 @@ from helpers import metal_emulation  # noqa: E402
 from helpers.ewma_cases import OWN_CASES, corrected, state_of  # noqa: E402
 from helpers.metal_emulation import FMA_FLAGS, ORDERS  # noqa: E402
 from helpers.recurrence_cases import CASES, EXACT_CASES  # noqa: E402
-from helpers.recurrences import RECURRENCES, alpha_of, check_close, noise  # noqa: E402
+from helpers.recurrences import RECURRENCES as EVERY  # noqa: E402
+from helpers.recurrences import alpha_of, check_close, noise  # noqa: E402
+from helpers.sosfilt_cases import CASES as SOSFILT_CASES  # noqa: E402
 
 from ezmsg.mlx.kernels.layout import LARGEST_SAMPLE, buffer_length  # noqa: E402
-from ezmsg.mlx.kernels.metal import ewma  # noqa: E402
+from ezmsg.mlx.kernels.metal import ewma, sosfilt  # noqa: E402
 from ezmsg.mlx.kernels.metal.kernel import SAMPLES, TILE, threadgroups  # noqa: E402
 
-MODULES = {"ewma": ewma}
+MODULES = {"ewma": ewma, "sosfilt": sosfilt}
+
+ALL = bool(os.environ.get("EZMSG_MLX_ALL_METAL"))
+"""Whether all of what follows is tested, which takes minutes, or some of it."""
+
+SOME = {
+    "ewma": ("0.01 s", "300.0 s", "alpha 0.999999"),
+    "sosfilt": (
+        "band-pass 8",
+        "band-pass 0.5 to 10000 Hz 3",
+        "high-pass 0.5 Hz 8",
+        "notch 14940 Hz",
+        "low-pass 14950 Hz 4",
+        "no feedback",
+    ),
+}
+RECURRENCES = {
+    name: entry
+    if ALL
+    else dataclasses.replace(entry, coefficients={key: entry.coefficients[key] for key in SOME[name]})
+    for name, entry in EVERY.items()
+    if name in MODULES
+}
 
 pytestmark = pytest.mark.skipif(metal_emulation.COMPILER is None, reason="needs Linux and g++")
 
-VARIANTS = list(itertools.product(["-O0", "-O3"], [("-ffp-contract=off",), ("-ffp-contract=fast", *FMA_FLAGS)], ORDERS))
+VARIANTS = [
+    pytest.param(flags, order, id=f"{' '.join(flags)}, {order}")
+    for number, (optimisation, contraction, order) in enumerate(
+        itertools.product(["-O0", "-O3"], [("-ffp-contract=off",), ("-ffp-contract=fast", *FMA_FLAGS)], ORDERS)
+    )
+    if ALL or number in (0, 11)
+    for flags in [(optimisation, *contraction)]
+]
+"""At -O0 without contraction nothing is fused but what says so; at -O3 with it all that can be."""
 
 
 def order_of(case: str) -> str:
@@ -40,21 +74,21 @@ def emulated(monkeypatch):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("recurrence", set(RECURRENCES) & set(MODULES))
+@pytest.mark.parametrize("recurrence", RECURRENCES)
 def test_case_of_all_recurrences(recurrence, case):
     with metal_emulation.using(order=order_of(case)):
         CASES[case](RECURRENCES[recurrence], "metal")
 
 
 @pytest.mark.parametrize("case", EXACT_CASES)
-@pytest.mark.parametrize("recurrence", set(RECURRENCES) & set(MODULES))
+@pytest.mark.parametrize("recurrence", RECURRENCES)
 def test_exact_case_of_all_recurrences(recurrence, case):
     with metal_emulation.using(order="random"):
         EXACT_CASES[case](RECURRENCES[recurrence], "metal")
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("recurrence", set(RECURRENCES) & set(MODULES))
+@pytest.mark.parametrize("recurrence", RECURRENCES)
 def test_results_do_not_depend_on_the_order_of_threads(recurrence, order):
     entry = RECURRENCES[recurrence]
     x = mx.array(noise(1000, 9))
@@ -66,14 +100,13 @@ def test_results_do_not_depend_on_the_order_of_threads(recurrence, order):
         np.testing.assert_array_equal(np.array(result), of_ascending)
 
 
-@pytest.mark.parametrize(("optimisation", "contraction", "order"), VARIANTS, ids=lambda value: str(value))
-@pytest.mark.parametrize("recurrence", set(RECURRENCES) & set(MODULES))
-def test_other_compilers(recurrence, optimisation, contraction, order):
-    # At -O0 nothing is fused but what says so; at -O3 with -ffp-contract=fast all that can be.
-    with metal_emulation.using(order=order, flags=(optimisation, *contraction)):
+@pytest.mark.parametrize(("flags", "order"), VARIANTS)
+@pytest.mark.parametrize("recurrence", RECURRENCES)
+def test_other_compilers(recurrence, flags, order):
+    with metal_emulation.using(order=order, flags=flags):
         EXACT_CASES["bad_samples_in_any_block"](RECURRENCES[recurrence], "metal")
-        if order == "random":
-            CASES["cutting_does_not_matter[long]"](RECURRENCES[recurrence], "metal")
+        if ALL:
+            CASES["follows_float64"](RECURRENCES[recurrence], "metal")
 
 
 @pytest.mark.parametrize("recurrence", MODULES)
@@ -190,3 +223,12 @@ def test_buffers_have_few_lengths():
     lengths = {buffer_length(n) for n in range(513, 30001)}
     assert len(lengths) < 50 and all(n <= buffer_length(n) <= 1.125 * n + 1 for n in range(1, 30001, 7))
     assert all(buffer_length(n) == n for n in range(1, 513))
+
+
+# ----------------------------------------------------------------------------------------------------------- sections
+
+
+@pytest.mark.parametrize("case", SOSFILT_CASES)
+def test_case_of_sosfilt(case):
+    with metal_emulation.using(order=order_of(case)):
+        SOSFILT_CASES[case]("metal")

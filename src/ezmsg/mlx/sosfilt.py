@@ -56,8 +56,8 @@ def sosfilt(
     The counterpart of ``scipy.signal.sosfilt(sos, x, axis, zi)``, transposed direct form II, of any number of
     sections. Results follow scipy's in float64 within 1e-5 of the largest value, high-passes down to 0.5 Hz at 30 kHz
     included, whatever the cutting of the stream. Arithmetic is float64 on the paths ``"cpu"`` (measured:
-    within 1e-7) and ``"cuda"`` (1e-6, tested), and float32 on a state that it is enough for on the path ``"plain"``
-    (5e-7).
+    within 1e-7) and ``"cuda"`` (1e-6, tested), and float32 on a state that it is enough for on the paths ``"metal"``
+    (1e-6, tested on a CPU) and ``"plain"`` (5e-7).
 
     A sample that is not finite, or whose magnitude is above 1e30, comes out as it is, and the filter of its channel
     goes on as if it had not been there; other channels do not notice.
@@ -71,8 +71,8 @@ def sosfilt(
             single samples, and 1e-2 where that has an offset of 50 standard deviations. None: zero, with 4.
         axis: The axis to filter along.
         chunk_sizes: Samples a launch, on the path ``"plain"``: integers from 1 to 512.
-        path: Kernels to use: ``"cpu"`` (numba), ``"cuda"``, or ``"plain"`` (MLX operations, on any device; also
-            taken on Metal). None: the ones for MLX's default device at the time of the call.
+        path: Kernels to use: ``"cpu"`` (numba), ``"cuda"``, ``"metal"`` or ``"plain"`` (MLX operations, on any
+            device). None: the ones for MLX's default device at the time of the call.
 
     Returns:
         The filtered data, float32, of the shape of *x*; and the state after the last sample, of the form of *zi*.

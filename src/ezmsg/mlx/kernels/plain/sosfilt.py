@@ -1,16 +1,13 @@
 """Second-order sections in plain MLX operations, for any device: a scan in log2(chunk size) steps for each section.
 
-float32 is enough because of what the state is made of. scipy's ``z0`` and ``z1`` nearly cancel where a pole ``p`` is
-next to 1, and what is left of them is all that matters; so the scan runs on ``z0`` and ``z0 + z1``, in which a sample
-changes the state by ``|1 - p|`` times itself, a number that float32 holds to 24 bits. It is the difference from the
-state at the start of the chunk that is scanned; that state is a pair of float32.
+The scan runs on the state of :mod:`ezmsg.mlx.kernels.sections`: on its difference from that at the start of the chunk,
+which is a pair of float32.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 
 import mlx.core as mx
 import numpy as np
@@ -18,6 +15,7 @@ import numpy.typing as npt
 
 from ...scan import chunked_scan
 from ..layout import LARGEST_SAMPLE, time_back, time_first, two_sum
+from ..sections import DifferenceForm
 
 MAX_STEPS = 9
 """Steps of the scan over the largest chunk, of 512 samples."""
@@ -43,12 +41,9 @@ class _Matrix:
 
 @dataclasses.dataclass(frozen=True)
 class _Section:
-    """``s += change @ s + inputs * x`` and ``y = b0 * x + s[0]``, with ``s = (z0, z0 + z1)``."""
+    """A :class:`~ezmsg.mlx.kernels.sections.DifferenceForm` in float32."""
 
     mirrored: bool
-    """Poles are nearer to -1 than to 1. Then all this is of the section with mirrored poles and zeros, which does to
-    x with every other sample negated what this one does to x."""
-
     b0: float
     inputs: mx.array
     change: _Matrix
@@ -57,21 +52,15 @@ class _Section:
 
     @classmethod
     def of(cls, row: npt.NDArray[np.float64]) -> _Section:
-        b0, b1, b2, _, a1, a2 = row.tolist()
-        if mirrored := a1 > 0.0:
-            b1, a1 = -b1, -a1
-        # (1 - p) * (1 - q) of the poles p and q.
-        kappa = math.fsum([1.0, a1, a2])
-        inputs = np.array([b1 - a1 * b0, math.fsum([b0, b1, b2]) - kappa * b0])
-        change = np.array([[-2.0 - a1, 1.0], [-kappa, 0.0]])
-        transitions = [np.eye(2) + change]
+        form = DifferenceForm.of(row)
+        transitions = [form.transition]
         for _ in range(MAX_STEPS - 1):
             transitions.append(transitions[-1] @ transitions[-1])
         return cls(
-            mirrored,
-            b0,
-            mx.array(inputs.astype(np.float32)[:, None, None]),
-            _Matrix.of(change),
+            form.mirrored,
+            form.b0,
+            mx.array(form.inputs.astype(np.float32)[:, None, None]),
+            _Matrix.of(form.change),
             tuple(_Matrix.of(transition) for transition in transitions),
         )
 
