@@ -157,10 +157,10 @@ def test_a_file_without_electrical_series_is_refused(tmp_path):
 
 def test_of_several_series_one_must_be_named(tmp_path):
     file = write(tmp_path / "recording.nwb", {"name": "Raw"}, {"name": "Lfp", "data": DATA[:10]})
-    both = "must be one of /acquisition/Lfp, /acquisition/Raw"
-    with pytest.raises(ValueError, match=f"several electrical series; series {both}"):
+    both = "allowed as series are /acquisition/Lfp, /acquisition/Raw"
+    with pytest.raises(ValueError, match=f"several electrical series; {both}"):
         NWBSource(file)
-    with pytest.raises(ValueError, match=f"no electrical series 'Eeg'; series {both}"):
+    with pytest.raises(ValueError, match=f"no electrical series 'Eeg'; {both}"):
         NWBSource(file, "Eeg")
     assert NWBSource(file, "Lfp").n_samples == 10
     assert NWBSource(file, "/acquisition/Raw").n_samples == 1000
@@ -194,14 +194,14 @@ def test_a_series_without_samples_is_refused(tmp_path):
     ],
 )
 def test_the_size_of_a_chunk_is_checked(file, value, error):
-    with pytest.raises(error, match=f"^chunk_mb must be a finite number above 0, got {value!r}"):
+    with pytest.raises(error, match=f"^chunk_mb is {value!r}; allowed is a finite number > 0"):
         NWBSource(file, chunk_mb=value)
 
 
 def test_path_and_series_are_checked(file):
-    with pytest.raises(TypeError, match="^path must be a path, got 3"):
+    with pytest.raises(TypeError, match="^path is 3; allowed is a path"):
         NWBSource(3)
-    with pytest.raises(TypeError, match="^series must be a name or None, got 0"):
+    with pytest.raises(TypeError, match="^series is 0; allowed are a name and None"):
         NWBSource(file, 0)
 
 

@@ -9,13 +9,13 @@ messages later, which at 100 messages a second are 20 ms for a depth of 2: leave
 import typing
 
 import ezmsg.core as ez
-import numpy as np
 from ezmsg.baseproc import BaseStatefulTransformer, BaseTransformerUnit, processor_state, profile_subpub
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
-from .stream.checks import check_message
+from .stream.checks import check_count, check_message
 from .stream.convert import NUMPY_DTYPES, is_mlx_array, mlx_to_numpy
+from .stream.owned import owned_message
 
 
 class ReadLateSettings(ez.Settings):
@@ -26,10 +26,7 @@ class ReadLateSettings(ez.Settings):
     """NumPy dtype of the result, by name. None keeps the dtype (bfloat16 becomes float32)."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.depth, bool) or not isinstance(self.depth, int):
-            raise TypeError(f"depth is {self.depth!r}; allowed is an integer >= 0.")
-        if self.depth < 0:
-            raise ValueError(f"depth is {self.depth!r}; allowed is an integer >= 0.")
+        object.__setattr__(self, "depth", check_count("depth", self.depth, 0))
         if self.dtype is not None and not (isinstance(self.dtype, str) and self.dtype in NUMPY_DTYPES):
             raise TypeError(f"dtype is {self.dtype!r}; allowed are None and {', '.join(NUMPY_DTYPES)}.")
 
@@ -68,7 +65,7 @@ class ReadLateTransformer(BaseStatefulTransformer[ReadLateSettings, AxisArray, l
             import mlx.core as mx
 
             mx.async_eval(message.data)
-        self._state.waiting += (_owned(message) if self.settings.depth else message,)
+        self._state.waiting += (owned_message(message) if self.settings.depth else message,)
         return self._read(self.settings.depth)
 
     def flush(self) -> list[AxisArray]:
@@ -85,24 +82,6 @@ class ReadLateTransformer(BaseStatefulTransformer[ReadLateSettings, AxisArray, l
             else message
             for message in due
         ]
-
-
-def _owned(message: AxisArray) -> AxisArray:
-    """The message with its NumPy data, coordinates and attrs in memory of their own."""
-    data = message.data.copy() if isinstance(message.data, np.ndarray) else message.data
-    axes = {
-        name: replace(axis, data=axis.data.copy())
-        for name, axis in message.axes.items()
-        if _is_view(getattr(axis, "data", None))
-    }
-    attrs = {name: value.copy() for name, value in message.attrs.items() if _is_view(value)}
-    if data is message.data and not axes and not attrs:
-        return message
-    return replace(message, data=data, axes={**message.axes, **axes}, attrs={**message.attrs, **attrs})
-
-
-def _is_view(value: object) -> bool:
-    return isinstance(value, np.ndarray) and not value.flags.owndata
 
 
 class ReadLate(BaseTransformerUnit[ReadLateSettings, AxisArray, AxisArray, ReadLateTransformer]):

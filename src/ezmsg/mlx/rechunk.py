@@ -8,8 +8,8 @@ once, in order and under its own time stamp.
 Put it in front of a process boundary, too: ezmsg's shared-memory ring grows to the largest message for good.
 """
 
-import operator
 import typing
+from collections.abc import Sequence
 
 import ezmsg.core as ez
 from ezmsg.baseproc import (
@@ -21,28 +21,23 @@ from ezmsg.baseproc import (
 )
 from ezmsg.util.messages.axisarray import AxisArray
 
-from .stream.checks import check_message
+from .stream.checks import check_count, check_message
 from .stream.segments import Layout, Segment, continues, cut, lengths
 
 
-def _checked_sizes(sizes: typing.Sequence[int]) -> tuple[int, ...]:
-    allowed = f"RechunkSettings.sizes must be a non-empty tuple or list of integers >= 1, got {sizes!r}."
-    if not isinstance(sizes, (tuple, list)) or any(isinstance(size, bool) for size in sizes):
-        raise TypeError(allowed)
-    try:
-        checked = tuple(operator.index(size) for size in sizes)
-    except TypeError:
-        raise TypeError(allowed) from None
-    if not checked or min(checked) < 1:
-        raise ValueError(allowed)
-    return checked
+def _checked_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
+    if not isinstance(sizes, (tuple, list)):
+        raise TypeError(f"sizes is {sizes!r}; allowed is a tuple or list of one or more integers >= 1.")
+    if not sizes:
+        raise ValueError(f"sizes is {sizes!r}; allowed is a tuple or list of one or more integers >= 1.")
+    return tuple(check_count("each of sizes", size) for size in sizes)
 
 
 class RechunkSettings(ez.Settings):
     """Settings for :obj:`Rechunk`.
 
     Raises:
-        TypeError: ``sizes`` is no tuple or list, or holds something else than integers (bool is none).
+        TypeError: ``sizes`` is not a tuple or list, or holds something else than integers; bool does not count as one.
         ValueError: ``sizes`` is empty or holds a number below 1; ``remainder`` is not one of its two values.
     """
 
@@ -62,7 +57,7 @@ class RechunkSettings(ez.Settings):
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", _checked_sizes(self.sizes))
         if self.remainder not in ("carry", "emit"):
-            raise ValueError(f"RechunkSettings.remainder must be 'carry' or 'emit', got {self.remainder!r}.")
+            raise ValueError(f"remainder is {self.remainder!r}; allowed are 'carry' and 'emit'.")
 
 
 @processor_state

@@ -1,8 +1,6 @@
 """Publish the memory of a process as a signal."""
 
 import asyncio
-import math
-import numbers
 import os
 import time
 
@@ -11,6 +9,7 @@ import numpy as np
 from ezmsg.baseproc import BaseProducerUnit, BaseStatefulProducer, processor_state
 from ezmsg.util.messages.axisarray import AxisArray
 
+from ..stream.checks import check_number
 from .snapshot import MEMORY_METRICS, memory_snapshot
 
 
@@ -18,7 +17,7 @@ class MemoryMonitorSettings(ez.Settings):
     """Settings for :obj:`MemoryMonitor`.
 
     Raises:
-        TypeError: ``interval`` is no number (bool is none).
+        TypeError: ``interval`` is not a number; bool does not count as one.
         ValueError: ``interval`` is not finite and greater than 0.
     """
 
@@ -26,16 +25,7 @@ class MemoryMonitorSettings(ez.Settings):
     """Time from one row to the next, in seconds. May be changed at run time, and counts from the next row on."""
 
     def __post_init__(self) -> None:
-        interval = self.interval
-        if isinstance(interval, (bool, np.bool_)) or not isinstance(interval, numbers.Real):
-            raise TypeError(f"interval must be a number of seconds, got {interval!r}.")
-        try:
-            seconds = float(interval)
-        except OverflowError:
-            seconds = math.inf
-        if not 0 < seconds < math.inf:
-            raise ValueError(f"interval must be finite and greater than 0, got {interval!r}.")
-        object.__setattr__(self, "interval", seconds)
+        object.__setattr__(self, "interval", check_number("interval", self.interval))
 
 
 @processor_state

@@ -53,7 +53,7 @@ class NWBSource:
     def __init__(self, path: str | os.PathLike, series: str | None = None, *, chunk_mb: float = 16.0) -> None:
         check_path("path", path)
         if not isinstance(series, (str, type(None))):
-            raise TypeError(f"series must be a name or None, got {series!r}.")
+            raise TypeError(f"series is {series!r}; allowed are a name and None.")
         check_number("chunk_mb", chunk_mb)
         self.path = Path(path)
         pynwb = import_extra("pynwb")
@@ -152,7 +152,7 @@ def _select(nwbfile: "pynwb.NWBFile", wanted: str | None, path: Path) -> "pynwb.
     matching = [obj for address, obj in found.items() if wanted in (None, address, obj.name)]
     if len(matching) != 1:
         problem = "several electrical series" if matching else f"no electrical series {wanted!r}"
-        raise ValueError(f"{path} has {problem}; series must be one of {', '.join(sorted(found))}.")
+        raise ValueError(f"{path} has {problem}; allowed as series are {', '.join(sorted(found))}.")
     return matching[0]
 
 

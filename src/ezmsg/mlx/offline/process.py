@@ -75,13 +75,16 @@ def process_recording(
             messages.
         FileExistsError: The sink holds complete results of another recording or other settings.
     """
-    for argument, value, method in (("source", source, "read"), ("sink", sink, "append")):
+    for argument, value, method, allowed in (
+        ("source", source, "read", "a source of recordings, for example an NWBSource"),
+        ("sink", sink, "append", "a sink of results, for example a ZarrSink"),
+    ):
         if not callable(getattr(value, method, None)):
-            raise TypeError(f"{argument} must be such as NWBSource or ZarrSink, got {value!r}.")
+            raise TypeError(f"{argument} is {value!r}; allowed is {allowed}.")
     if not isinstance(rechunk, (RechunkSettings, type(None))):
-        raise TypeError(f"rechunk must be RechunkSettings or None, got {rechunk!r}.")
+        raise TypeError(f"rechunk is {rechunk!r}; allowed are RechunkSettings and None.")
     if progress is not None and not callable(progress):
-        raise TypeError(f"progress must be a callable or None, got {progress!r}.")
+        raise TypeError(f"progress is {progress!r}; allowed are a callable and None.")
     check_number("checkpoint_seconds", checkpoint_seconds, infinite=True)
     every = float(checkpoint_seconds) * float(source.sampling_rate)
     if source.n_samples < 1:

@@ -14,9 +14,9 @@ from .found import steps_left_as_found
 
 def length_of(message: AxisArray) -> int:
     if not isinstance(message, AxisArray):
-        raise TypeError(f"A message must be an AxisArray, got {type(message).__name__}.")
+        raise TypeError(f"A message is a {type(message).__name__}; allowed is an AxisArray.")
     if not message.dims:
-        raise ValueError("A message must have a dimension to stream along, got one without any.")
+        raise ValueError("A message has no dimension; allowed is one with a dimension to stream along.")
     return message.data.shape[message.get_axis_idx(resolve_stream_dim(message))]
 
 

@@ -10,13 +10,13 @@ large the working set is follows from what a chain keeps alive while it computes
 
 import collections
 import math
-import numbers
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ezmsg.util.messages.axisarray import AxisArray
 
 from ..cache import MIB, lifted_cache_limit
+from ..stream.checks import check_count
 from ..stream.device import has_gpu_allocator
 from ..stream.steps import Chain
 from .measure import fill_cache, length_of
@@ -73,7 +73,7 @@ def measure_working_set(
     Raises:
         As :func:`recommend_cache_limit`.
     """
-    _check_repetitions(repetitions)
+    check_count("repetitions", repetitions)
     _check_factory(chain, factory)
     length_of(message)
     with lifted_cache_limit():
@@ -124,10 +124,10 @@ def recommend_cache_limit(
             is no AxisArray.
         RuntimeError: See :func:`ezmsg.mlx.cache.lifted_cache_limit`.
     """
-    _check_repetitions(repetitions)
+    check_count("repetitions", repetitions)
     _check_factory(chain, factory)
     if not isinstance(messages, Iterable):
-        raise TypeError(f"messages must be an iterable of AxisArray, got {type(messages).__name__}.")
+        raise TypeError(f"messages is a {type(messages).__name__}; allowed is an iterable of AxisArray.")
     counts: collections.Counter[int] = collections.Counter()
     first: dict[int, AxisArray] = {}
     for message in messages:
@@ -170,15 +170,8 @@ def _limit(working_set: float, steady: int, added: dict[int, float], trims: bool
     return limit, f"{limit:g} MiB: {reason}; {MARGIN - 1:.0%} are added for messages under way at the same time."
 
 
-def _check_repetitions(repetitions: int) -> None:
-    if isinstance(repetitions, bool) or not isinstance(repetitions, numbers.Integral):
-        raise TypeError(f"repetitions must be an integer, got {repetitions!r}.")
-    if repetitions < 1:
-        raise ValueError(f"repetitions must be at least 1, got {repetitions!r}.")
-
-
 def _check_factory(chain: object, factory: bool | None) -> None:
     if not isinstance(factory, (bool, type(None))):
-        raise TypeError(f"factory must be True, False or None, got {factory!r}.")
+        raise TypeError(f"factory is {factory!r}; allowed are True, False and None.")
     if factory and not callable(chain):
-        raise TypeError(f"chain must be a callable without arguments where factory is True, got {chain!r}.")
+        raise TypeError(f"chain is {chain!r}; allowed with factory=True is a callable without arguments.")

@@ -1,10 +1,8 @@
 """What a simulated acquisition may be set to."""
 
-import math
-import numbers
-
 import ezmsg.core as ez
-import numpy as np
+
+from ..stream.checks import check_count, check_fields, check_number
 
 
 class SimulatedAcquisitionSettings(ez.Settings):
@@ -48,40 +46,39 @@ class SimulatedAcquisitionSettings(ez.Settings):
     def __post_init__(self) -> None:
         # Plain Python numbers from here on: a NumPy float32 as rate would make float32 of every offset.
         for name in ("sampling_rate", "shortest_stall", "longest_stall"):
-            object.__setattr__(self, name, _positive(name, getattr(self, name)))
+            object.__setattr__(self, name, check_number(name, getattr(self, name)))
         for name, smallest in (("n_channels", 1), ("samples_per_message", 1), ("n_stall_lengths", 1), ("seed", 0)):
-            object.__setattr__(self, name, _count(name, getattr(self, name), smallest))
+            object.__setattr__(self, name, check_count(name, getattr(self, name), smallest))
         if self.stall_every is not None:
-            object.__setattr__(self, "stall_every", _count("stall_every", self.stall_every, 0))
-        if not isinstance(self.real_time, (bool, np.bool_)):
-            raise TypeError(f"real_time must be True or False, got {self.real_time!r}.")
+            object.__setattr__(self, "stall_every", check_count("stall_every", self.stall_every, 0))
+        check_fields(self, flags=("real_time",))
         object.__setattr__(self, "real_time", bool(self.real_time))
         if self.duration is not None:
-            object.__setattr__(self, "duration", _positive("duration", self.duration))
-            _positive("duration * sampling_rate", self.duration * self.sampling_rate)
+            object.__setattr__(self, "duration", check_number("duration", self.duration))
+            check_number("duration * sampling_rate", self.duration * self.sampling_rate)
             if self.n_samples == 0:
                 raise ValueError(
-                    f"duration must hold at least one sample at {self.sampling_rate} Hz, got {self.duration} s."
+                    f"duration is {self.duration!r}; allowed at {self.sampling_rate} Hz is time for one sample or more."
                 )
         if self.longest_stall < self.shortest_stall:
             raise ValueError(
-                f"longest_stall must be at least shortest_stall ({self.shortest_stall} s), got {self.longest_stall} s."
+                f"longest_stall is {self.longest_stall}; allowed is at least shortest_stall, {self.shortest_stall}."
             )
         if self.stall_every:
             self._check_stall_lengths()
 
     def _check_stall_lengths(self) -> None:
-        _positive("longest_stall * sampling_rate", self.longest_stall * self.sampling_rate)
+        check_number("longest_stall * sampling_rate", self.longest_stall * self.sampling_rate)
         shortest, longest = self._stall_range
         if shortest <= self.samples_per_message:
             raise ValueError(
-                f"shortest_stall must be longer than a message of samples_per_message={self.samples_per_message}, "
-                f"got {self.shortest_stall} s, which is {shortest} samples."
+                f"shortest_stall is {self.shortest_stall}, which is {shortest} samples; allowed is a time longer than "
+                f"a message of samples_per_message={self.samples_per_message}."
             )
         if self.n_stall_lengths > longest - shortest + 1:
             raise ValueError(
-                f"n_stall_lengths must be at most {longest - shortest + 1}, the number of different lengths from "
-                f"{shortest} to {longest} samples, got {self.n_stall_lengths}."
+                f"n_stall_lengths is {self.n_stall_lengths}; allowed is at most {longest - shortest + 1}, the number "
+                f"of different lengths from {shortest} to {longest} samples."
             )
 
     @property
@@ -102,23 +99,3 @@ class SimulatedAcquisitionSettings(ez.Settings):
         steps = max(self.n_stall_lengths - 1, 1)
         # In integers, since rounding evenly spaced seconds can put two of them on the same sample.
         return tuple(longest - step * (longest - shortest) // steps for step in reversed(range(self.n_stall_lengths)))
-
-
-def _positive(name: str, value: float) -> float:
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a number, got {value!r}.")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not 0 < number < math.inf:
-        raise ValueError(f"{name} must be finite and greater than 0, got {value!r}.")
-    return number
-
-
-def _count(name: str, value: int, smallest: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{name} must be an integer, got {value!r}.")
-    if value < smallest:
-        raise ValueError(f"{name} must be at least {smallest}, got {value!r}.")
-    return int(value)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def is_real(value: object) -> bool:
-    """Whether *value* is a real number; bool is none."""
+    """Whether *value* is a real number; bool does not count as one."""
     return isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
 
 
@@ -27,37 +27,64 @@ def as_float(value: float) -> float:
         return math.inf if value > 0 else -math.inf
 
 
-def check_number(name: str, value: float, *, zero: bool = False, infinite: bool = False) -> None:
-    """
+def check_number(name: str, value: float, *, zero: bool = False, infinite: bool = False) -> float:
+    """A number in any unit as a Python float.
+
     Args:
         name: What the caller calls *value*, for the error.
-        value: A number above 0, in any unit.
+        value: A number greater than 0.
         zero: Whether 0 is allowed, too.
         infinite: Whether infinity is allowed, too.
 
+    Returns:
+        *value*, so that arithmetic with it is that of float64, whatever scalar was given.
+
     Raises:
-        TypeError: *value* is no number (bool is none).
+        TypeError: *value* is not a real number; bool does not count as one.
         ValueError: It is NaN, or not in the range.
     """
-    allowed = f"a {'' if infinite else 'finite '}number {'of at least' if zero else 'above'} 0"
+    error = f"{name} is {value!r}; allowed is a {'' if infinite else 'finite '}number {'>=' if zero else '>'} 0."
     if not is_real(value):
-        raise TypeError(f"{name} must be {allowed}, got {value!r}.")
+        raise TypeError(error)
     number = as_float(value)
     if not (number > 0 or (zero and number == 0)) or (number == math.inf and not infinite):
-        raise ValueError(f"{name} must be {allowed}, got {value!r}.")
+        raise ValueError(error)
+    return number
 
 
-def check_path(name: str, value: str | os.PathLike) -> None:
-    """
+def check_count(name: str, value: int, smallest: int = 1) -> int:
+    """A count as a Python integer.
+
+    Args:
+        name: What the caller calls *value*, for the error.
+        value: An integer of *smallest* or more.
+        smallest: The smallest one that is allowed.
+
     Raises:
-        TypeError: *value* is no path.
+        TypeError: *value* is not an integer; bool does not count as one.
+        ValueError: It is smaller than *smallest*.
+    """
+    error = f"{name} is {value!r}; allowed is an integer >= {smallest}."
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
+        raise TypeError(error)
+    if value < smallest:
+        raise ValueError(error)
+    return int(value)
+
+
+def check_path(name: str, value: str | os.PathLike[str]) -> None:
+    """Check the path of a file or folder.
+
+    Raises:
+        TypeError: *value* is neither text nor a path.
     """
     if not isinstance(value, (str, os.PathLike)):
-        raise TypeError(f"{name} must be a path, got {value!r}.")
+        raise TypeError(f"{name} is {value!r}; allowed is a path.")
 
 
 def check_fields(settings: object, *, flags: tuple[str, ...] = (), names: tuple[str, ...] = ()) -> None:
-    """
+    """Check the fields of settings that are switches or names.
+
     Args:
         settings: Settings that are being built.
         flags: Fields that are True or False.
@@ -75,11 +102,12 @@ def check_fields(settings: object, *, flags: tuple[str, ...] = (), names: tuple[
 
 
 def check_message(message: AxisArray, taker: object) -> None:
-    """
-    Called only if *message* is not exactly an AxisArray, so that the usual one costs no more than that comparison.
+    """Refuse what is not a message.
+
+    To be called only if the type of *message* is not exactly AxisArray, so that the usual one costs a comparison.
 
     Raises:
-        TypeError: *message* is none at all; the error names the class of *taker*.
+        TypeError: *message* is not an AxisArray; the error names the class of *taker*.
     """
     if not isinstance(message, AxisArray):
         raise TypeError(f"{type(taker).__name__} takes an AxisArray as its message, got a {type(message).__name__}.")

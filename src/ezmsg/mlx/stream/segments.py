@@ -9,6 +9,7 @@ from ezmsg.baseproc import resolve_stream_dim
 from ezmsg.util.messages.axisarray import AxisArray, AxisBase, CoordinateAxis, LinearAxis
 from ezmsg.util.messages.util import replace
 
+from .owned import owned_attrs, owned_axes
 from .sampling import is_same_rate, value_at
 
 if typing.TYPE_CHECKING:
@@ -115,21 +116,15 @@ def _piece(spans: list[tuple[Segment, int, int]], layout: Layout) -> AxisArray:
 def _owned(segment: Segment, start: int, layout: Layout) -> Segment:
     """The samples of a segment from ``start`` on, in memory of their own."""
     message = segment.message
-    axes = message.axes
-    for name, axis in message.axes.items():
-        if _is_linear(axis) or not isinstance(axis, CoordinateAxis):
-            continue
-        values = axis.data
-        if name in layout.streamed:
-            values = _slice(values, start, None, _position(axis, layout.dim))
-        elif isinstance(values, np.ndarray) and values.flags.owndata:
-            # The same object, so that the next message's axis is known by identity.
-            continue
-        axes = {**axes, name: replace(axis, data=_copied(values))}
-    attrs = message.attrs
-    for name, value in message.attrs.items():
-        if _is_array(value):
-            attrs = {**attrs, name: _copied(value)}
+    # Axes that are not cut stay the same objects where they can, so that the next message's are known by identity.
+    axes = owned_axes({name: axis for name, axis in message.axes.items() if name not in layout.streamed})
+    for name in layout.streamed:
+        axis = message.axes[name]
+        if not _is_linear(axis):
+            axis = replace(axis, data=_copied(_slice(axis.data, start, None, _position(axis, layout.dim))))
+        axes[name] = axis
+    axes = {name: axes[name] for name in message.axes}
+    attrs = owned_attrs(message.attrs)
     data = _copied(_slice(message.data, start, None, layout.idx))
     return Segment(replace(message, data=data, axes=axes, attrs=attrs), segment.first + start)
 
@@ -187,10 +182,6 @@ def _same_axis(old: AxisBase, new: AxisBase) -> bool:
 
 def _namespace(data: "Array") -> ModuleType:
     return np if isinstance(data, np.ndarray) else get_namespace(data)
-
-
-def _is_array(value: object) -> bool:
-    return isinstance(value, np.ndarray) or type(value).__module__ == "mlx.core"
 
 
 def _slice(data: "Array", start: int, stop: int | None, axis: int) -> "Array":
