@@ -6,12 +6,12 @@ import functools
 import math
 
 import mlx.core as mx
-import numba
 import numpy as np
 
+from .compiled import compiled
 from .memory import Samples, computed
 
-_compiled = numba.njit(cache=True, error_model="numpy", nogil=True)
+_compiled = compiled()
 
 
 # The samples are in *x* or, if *in_place* is not None, in *y*: numba compiles either by itself, since a loop over two

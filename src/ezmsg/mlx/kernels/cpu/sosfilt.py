@@ -6,11 +6,11 @@ import functools
 import math
 
 import mlx.core as mx
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from ..layout import LARGEST_SAMPLE
+from .compiled import compiled
 from .memory import Samples, computed
 
 BLOCK = 4096
@@ -25,7 +25,7 @@ COLUMN = 60
 share a few sets of the cache: 2.5 times as fast as 128."""
 
 # A multiplication and an addition may be one instruction; what else fastmath allows would break NaN.
-_compiled = numba.njit(cache=True, error_model="numpy", nogil=True, fastmath={"contract"})
+_compiled = compiled(fastmath={"contract"})
 
 
 @_compiled
