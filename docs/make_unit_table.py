@@ -123,7 +123,10 @@ def _error(values: np.ndarray, expected: np.ndarray) -> float:
 
 
 def table() -> str:
-    """The table in Markdown."""
+    """The table in Markdown. Sets MLX's default device."""
+    import mlx.core as mx
+
+    mx.set_default_device(mx.cpu)
     versions = f"ezmsg-sigproc {metadata.version('ezmsg-sigproc')} on MLX {metadata.version('mlx')}, CPU backend"
     lines = [f"Made by `python docs/make_unit_table.py` with {versions}.", ""]
     lines += ["| unit | settings | with MLX data | in this package | |", "|---|---|---|---|---|"]
@@ -135,9 +138,6 @@ def table() -> str:
 
 
 def main() -> None:
-    import mlx.core as mx
-
-    mx.set_default_device(mx.cpu)
     warnings.simplefilter("ignore")
     TABLE.write_text(table(), encoding="utf-8")
     print(f"Wrote {TABLE}.")
