@@ -1,6 +1,7 @@
 """Copies between NumPy and MLX: every dtype, byte order and stride, with right values or a clear refusal."""
 
 import mmap
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -331,6 +332,35 @@ def test_numpy_array_owns_its_memory(source, dtype):
     assert result.flags.owndata and result.flags.writeable and result.base is None
     result[:] = 5
     assert mx.all(data == 1).item()
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("int16", "float32"),
+        ("float32", "float16"),
+        ("float32", "bfloat16"),
+        ("float32", "int32"),
+        pytest.param("float64", "float32", marks=needs_float64),
+    ],
+)
+def test_a_cast_made_in_one_thread_can_be_used_in_others(source, target):
+    data = np.arange(6000).reshape(300, 20) % 100
+    given = mx.array(data.astype(source), getattr(mx, source))
+    mx.eval(given)
+    with ThreadPoolExecutor(1) as maker, ThreadPoolExecutor(1) as user:
+        result, _ = maker.submit(mlx_to_mlx, given, target).result()
+        # As it is, and as the input of what that thread computes.
+        np.testing.assert_array_equal(user.submit(mlx_to_numpy, result, "float64").result(), data)
+        assert user.submit(lambda: float(result.astype(mx.float32).sum())).result() == data.sum()
+
+
+def test_data_widened_on_a_gpu_can_be_used_in_other_threads(monkeypatch):
+    monkeypatch.setattr(convert, "uses_gpu", lambda: True)
+    data = np.arange(6000, dtype=np.int16).reshape(300, 20)
+    with ThreadPoolExecutor(1) as maker, ThreadPoolExecutor(1) as user:
+        result, _ = maker.submit(numpy_to_mlx, data, "float32").result()
+        np.testing.assert_array_equal(user.submit(mlx_to_numpy, result).result(), data)
 
 
 @pytest.mark.parametrize("bfloat16", [False, True])

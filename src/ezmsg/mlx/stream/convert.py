@@ -139,7 +139,8 @@ def numpy_to_mlx(data: np.ndarray, dtype: str | None = None) -> tuple[mx.array, 
 
     The result never shares memory with *data*, since ezmsg recycles the buffers that messages live in. Where
     the target is wider than the source and the device is a GPU, the narrow data is uploaded and widened there
-    (int16 to float32: half the bytes over the bus); on the CPU the cast happens while copying.
+    (int16 to float32: half the bytes over the bus); on the CPU the cast happens while copying. The result can be used
+    in any thread.
 
     Args:
         data: Array of any shape, byte order and strides; bool, integer, float or complex.
@@ -168,7 +169,7 @@ def numpy_to_mlx(data: np.ndarray, dtype: str | None = None) -> tuple[mx.array, 
         data = data.copy()
     if copy_as is not None:
         return keep_on_host(mx.array(data, dtype=getattr(mx, copy_as))), narrowed
-    return keep_on_host(mx.array(data)).astype(getattr(mx, widen_to)), narrowed
+    return _started(keep_on_host(mx.array(data)).astype(getattr(mx, widen_to))), narrowed
 
 
 def mlx_to_mlx(data: mx.array, dtype: str) -> tuple[mx.array, str]:
@@ -180,7 +181,15 @@ def mlx_to_mlx(data: mx.array, dtype: str) -> tuple[mx.array, str]:
     # Only MLX's CPU device knows float64, and casts from it.
     stream = mx.cpu if data.dtype == mx.float64 else None
     told = f"{dtype} to {final}" if final != dtype else misfit(dtype_name(data), final)
-    return data.astype(getattr(mx, final), stream=stream), told
+    return _started(data.astype(getattr(mx, final), stream=stream)), told
+
+
+def _started(array: mx.array) -> mx.array:
+    """*array*, whose evaluation has begun: a stream of MLX belongs to a thread, and only there can one begin."""
+    import mlx.core as mx
+
+    mx.async_eval(array)
+    return array
 
 
 def dtype_name(data: mx.array) -> str:
