@@ -108,11 +108,11 @@ static void access(const void* at, size_t size, bool is_write) {
       if (other_group) fail("race: %s[%zu] belongs to another threadgroup", region.name, i);
       if (word.writer != NOBODY && word.writer != current && word.written_at == now)
         fail("race: %s[%zu] was written by thread %d and is touched by %d with no barrier", region.name, i, word.writer,
-             current);
+            current);
       if (is_write) {
         if (word.reader != NOBODY && word.reader != current && word.read_at == now)
-          fail("race: %s[%zu] was read by another thread and is written by %d with no barrier", region.name, i,
-               current);
+          fail(
+              "race: %s[%zu] was read by another thread and is written by %d with no barrier", region.name, i, current);
         word.written = true;
         word.writer = current;
         word.written_at = now;
@@ -158,7 +158,7 @@ static void run_group(uint3 at, uint3 groups, std::minstd_rand& random) {
   uint3 size = call->group, grid = call->grid;
   // The last groups may be smaller.
   uint3 here = {std::min(size.x, grid.x - at.x * size.x), std::min(size.y, grid.y - at.y * size.y),
-                std::min(size.z, grid.z - at.z * size.z)};
+      std::min(size.z, grid.z - at.z * size.z)};
   size_t n = size_t(here.x) * here.y * here.z;
   if (threads.size() < n) threads = std::vector<Thread>(n);
   for (size_t i = 0; i < n; ++i) {
@@ -207,8 +207,8 @@ static void run_all(const Call& wanted) {
   for (size_t i = 0; i < n; ++i) order[i] = wanted.order == 1 ? n - 1 - i : i;
   if (wanted.order > 1) std::shuffle(order.begin(), order.end(), random);
   for (size_t i : order)
-    run_group({unsigned(i % groups.x), unsigned(i / groups.x % groups.y), unsigned(i / groups.x / groups.y)}, groups,
-              random);
+    run_group(
+        {unsigned(i % groups.x), unsigned(i / groups.x % groups.y), unsigned(i / groups.x / groups.y)}, groups, random);
 }
 
 }  // namespace emulation
@@ -217,7 +217,7 @@ using namespace emulation;
 
 // *sizes* in bytes of all buffers, in order; the last *n_results* of those are written. 0, or 1 with a message.
 extern "C" int emulation_run(const Call* wanted, const size_t* sizes, int n_buffers, const char* is_result,
-                             const char* const* names, char* text, size_t text_size) {
+    const char* const* names, char* text, size_t text_size) {
   call = wanted;
   message = text;
   message_size = text_size;

@@ -26,6 +26,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from ezmsg.mlx.kernels.metal.kernel import metal_kernel
+
 HERE = pathlib.Path(__file__)
 SHIM, RUNTIME = HERE.with_suffix(".hpp"), HERE.with_suffix(".cpp")
 
@@ -169,7 +171,9 @@ def launch_of(exported: bytes) -> Launch:
 
 
 def _compile(*arguments: object) -> None:
-    done = subprocess.run([COMPILER, "-std=c++17", "-fPIC", "-w", *map(str, arguments)], capture_output=True, text=True)
+    done = subprocess.run(
+        [COMPILER, "-std=c++17", "-fPIC", "-Wno-attributes", *map(str, arguments)], capture_output=True, text=True
+    )
     if done.returncode:
         raise AssertionError(f"does not compile: {done.stderr[:2000]}")
 
@@ -311,9 +315,10 @@ def installed(monkeypatch: pytest.MonkeyPatch, *modules: ModuleType) -> Iterator
     """Emulate the kernels that *modules* make, which must keep none from before or for later."""
 
     def forget() -> None:
+        metal_kernel.cache_clear()
         for module in modules:
-            for name in ("_kernel", "_launch", "_compile_ahead"):
-                getattr(module, name).cache_clear()
+            module._launch.cache_clear()
+            module._compile_ahead.cache_clear()
 
     monkeypatch.setattr(mx.fast, "metal_kernel", MetalKernel)
     forget()

@@ -18,11 +18,11 @@ from helpers.recurrences import RECURRENCES as EVERY  # noqa: E402
 from helpers.recurrences import alpha_of, check_close, noise  # noqa: E402
 from helpers.sosfilt_cases import CASES as SOSFILT_CASES  # noqa: E402
 
-from ezmsg.mlx.kernels.layout import LARGEST_SAMPLE, buffer_length  # noqa: E402
-from ezmsg.mlx.kernels.metal import ewma, sosfilt  # noqa: E402
+from ezmsg.mlx.kernels.layout import LARGEST_SAMPLE, LARGEST_SCORED, buffer_length  # noqa: E402
+from ezmsg.mlx.kernels.metal import ewma, sosfilt, zscore  # noqa: E402
 from ezmsg.mlx.kernels.metal.kernel import SAMPLES, TILE, threadgroups  # noqa: E402
 
-MODULES = {"ewma": ewma, "sosfilt": sosfilt}
+MODULES = {"ewma": ewma, "sosfilt": sosfilt, "zscore": zscore}
 
 ALL = bool(os.environ.get("EZMSG_MLX_ALL_METAL"))
 """Whether all of what follows is tested, which takes minutes, or some of it."""
@@ -41,7 +41,9 @@ SOME = {
 RECURRENCES = {
     name: entry
     if ALL
-    else dataclasses.replace(entry, coefficients={key: entry.coefficients[key] for key in SOME[name]})
+    else dataclasses.replace(
+        entry, coefficients={key: entry.coefficients[key] for key in SOME.get(name, entry.coefficients)}
+    )
     for name, entry in EVERY.items()
     if name in MODULES
 }
@@ -109,7 +111,7 @@ def test_other_compilers(recurrence, flags, order):
             CASES["follows_float64"](RECURRENCES[recurrence], "metal")
 
 
-@pytest.mark.parametrize("recurrence", MODULES)
+@pytest.mark.parametrize("recurrence", RECURRENCES)
 def test_one_compilation_serves_all_lengths(recurrence):
     # From eight entries on, which MLX passes in the same address space.
     entry = RECURRENCES[recurrence]
@@ -121,7 +123,7 @@ def test_one_compilation_serves_all_lengths(recurrence):
     assert len(launches) == 7 and len(texts) == 1
 
 
-@pytest.mark.parametrize("recurrence", MODULES)
+@pytest.mark.parametrize("recurrence", RECURRENCES)
 def test_nothing_is_reordered_by_the_compiler(recurrence):
     entry = RECURRENCES[recurrence]
     with metal_emulation.recorded() as launches:
@@ -232,3 +234,104 @@ def test_buffers_have_few_lengths():
 def test_case_of_sosfilt(case):
     with metal_emulation.using(order=order_of(case)):
         SOSFILT_CASES[case]("metal")
+
+
+# ------------------------------------------------------------------------------------------------------------- scores
+
+
+def scored(x, alpha):
+    """z-scores of *x*, time first, in float64, one sample after the other; and the last mean, variance and weight."""
+    mean, variance, weight = np.zeros((3, x.shape[1]))
+    scores = x.astype(np.float64)
+    for sample, score in zip(x.astype(np.float64), scores, strict=True):
+        taken = np.flatnonzero(np.abs(sample) <= LARGEST_SCORED)
+        after = weight[taken] + (1 - weight[taken]) * alpha
+        share, rest = alpha / after, (1 - alpha) * weight[taken] / after
+        delta = sample[taken] - mean[taken]
+        variance[taken] = rest * (variance[taken] + share * delta**2)
+        mean[taken] = np.where(share <= 0.5, mean[taken] + share * delta, sample[taken] - rest * delta)
+        weight[taken] = after
+        deviation = np.sqrt(variance[taken])
+        score[taken] = np.divide(rest * delta, deviation, out=np.zeros_like(delta), where=deviation > 0)
+    return scores, np.stack([mean, variance, weight])
+
+
+def run_scores(x, alpha, lengths, zi=None):
+    """z-scores of *x*, time first, in messages of *lengths*; and the last state in float64."""
+    zi = mx.zeros((6, x.shape[1])) if zi is None else zi
+    results, start = [], 0
+    for n in (*lengths, len(x) - sum(lengths)):
+        y, zi = zscore.run(mx.array(x[start : start + n]), alpha, zi, 0, ())
+        results.append(np.array(y))
+        start += n
+    return np.concatenate(results), np.array(zi).astype(np.float64).reshape(3, 2, -1).sum(axis=1)
+
+
+def check_scores(x, alpha, lengths):
+    y, state = run_scores(x, alpha, lengths)
+    expected, last = scored(x, alpha)
+    taken = np.abs(x) <= LARGEST_SCORED
+    np.testing.assert_array_equal(y[~taken], x[~taken])
+    for channel in range(x.shape[1]):
+        good = taken[:, channel]
+        if good.any():
+            np.testing.assert_allclose(y[good, channel], expected[good, channel], rtol=0, atol=1e-5)
+    scale = np.sqrt(last[1]) + 1e-7 * np.abs(last[0])
+    assert (np.abs(state[0] - last[0]) <= 1e-5 * scale + 1e-30).all()
+    np.testing.assert_allclose(state[1:], last[1:], rtol=1e-5)
+
+
+@pytest.mark.parametrize("lengths", [[], [1] * 20, [300, 1, 7, 320, 321]], ids=str)
+@pytest.mark.parametrize("alpha", [0.9, 0.5, *map(alpha_of, (0.001, 0.1, 300.0))])
+def test_scores_follow_float64(alpha, lengths):
+    check_scores(noise(1300, 3) * np.float32([1, 1e-3, 100]) + np.float32([0, 50, 1e4]), alpha, lengths)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("n_channels", [1, 7, 33, 300])
+def test_scores_of_any_number_of_channels_in_any_order_of_threads(n_channels, order):
+    with metal_emulation.using(order=order):
+        check_scores(noise(333, n_channels) + 5, alpha_of(0.01), [1, 320])
+
+
+@pytest.mark.parametrize(("flags", "order"), VARIANTS)
+def test_scores_by_other_compilers(flags, order):
+    with metal_emulation.using(order=order, flags=flags):
+        check_scores(noise(1000, 9) + 5, alpha_of(300.0), [321])
+
+
+def test_samples_that_are_not_taken_do_not_score():
+    x = noise(1500, 6) + 7
+    x[np.random.default_rng(1).random(x.shape) < [0.0, 0.01, 0.3, 0.9, 1.0, 0.0]] = math.nan
+    x[:700, 1] = math.inf
+    x[[0, 3, 900], 5] = np.float32([LARGEST_SCORED * 2, -3e38, LARGEST_SCORED * 1.001])
+    check_scores(x, alpha_of(0.01), [1, 320, 5])
+
+
+@pytest.mark.parametrize("alpha", [0.9, alpha_of(0.001)])
+def test_a_first_sample_of_any_size_is_forgotten_as_fast_as_its_weight(alpha):
+    x = noise(1200, 2)
+    x[0] = np.float32(LARGEST_SCORED)
+    y, _ = run_scores(x, alpha, [])
+    expected, _ = scored(x, alpha)
+    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(run_scores(x, alpha, [1, 5, 300])[0], expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -777.7, 1e-20, 3e7, 1e18])
+def test_a_constant_scores_zero(value):
+    x = np.full((1000, 2), value, np.float32)
+    x[:200, 1] += noise(200) * np.float32(value)
+    y, _ = run_scores(x, alpha_of(0.0003), [1, 300, 320])
+    np.testing.assert_array_equal(y[:, 0], 0.0)
+    np.testing.assert_array_equal(y[900:, 1], 0.0)
+
+
+def test_scores_along_any_axis():
+    x, alpha = noise(40, 3, 5), alpha_of(0.001)
+    expected, _ = run_scores(x.reshape(40, 15), alpha, [])
+    for axis in range(3):
+        data = mx.array(np.moveaxis(x, 0, axis))
+        y, zf = zscore.run(data, alpha, mx.zeros([6 if i == axis else n for i, n in enumerate(data.shape)]), axis, ())
+        np.testing.assert_array_equal(np.moveaxis(np.array(y), axis, 0).reshape(40, 15), expected)
+        assert zf.shape[axis] == 6 and zf.ndim == 3

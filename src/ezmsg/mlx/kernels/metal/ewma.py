@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 
 import mlx.core as mx
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from ...scan import chunked_scan
 from ..layout import buffer_length, time_back, time_first
 from .kernel import SAMPLES, THREADS, TILE, Launch, launch_of, metal_kernel, threadgroups
+from .tables import decays_and_gains
 
 DECAYS = 4
 """Where the table has what is left of a state after 0 to :data:`SAMPLES` samples."""
@@ -19,30 +19,20 @@ GAINS = DECAYS + SAMPLES + 1
 """Where it has what a weight has gained of what it lacked, after 0 to :data:`TILE` samples."""
 
 
-@functools.cache
-def _kernel():  # noqa: ANN202 - an opaque callable of MLX
-    return metal_kernel(
-        "ewma",
-        constants={"SAMPLES": SAMPLES, "THREADS": THREADS, "DECAYS": DECAYS, "GAINS": GAINS},
-        inputs=("x", "zi", "table"),
-        outputs=("y", "zf"),
-    )
-
-
 @functools.lru_cache(maxsize=64)
 def _table(alpha: float) -> mx.array:
     """What the kernel needs of *alpha*, rounded to float32 from float64; uploaded once."""
     beta = 1.0 - alpha
-    logs = np.arange(TILE + 1) * math.log1p(-alpha) if alpha < 1.0 else np.array([0.0] + [-math.inf] * TILE)
+    decays, gains = decays_and_gains(alpha, TILE)
     front = [alpha, beta, alpha / beta, 1.0 / beta] if alpha <= 0.5 else [alpha, beta, 0.0, 0.0]
-    table = np.concatenate([front, np.exp(logs[: SAMPLES + 1]), -np.expm1(logs)])
-    return mx.array(table.astype(np.float32))
+    return mx.array(np.concatenate([front, decays[: SAMPLES + 1], gains]).astype(np.float32))
 
 
 @functools.lru_cache(maxsize=256)
 def _launch(alpha: float, n_samples: int, n_channels: int, n_states: int) -> Launch:
     shapes = [(buffer_length(n_samples), n_channels), (n_states, n_channels)]
-    return launch_of(_kernel(), _table(alpha), shapes, threadgroups(n_samples, n_channels))
+    kernel = metal_kernel("ewma", SAMPLES=SAMPLES, THREADS=THREADS, DECAYS=DECAYS, GAINS=GAINS)
+    return launch_of(kernel, _table(alpha), shapes, threadgroups(n_samples, n_channels))
 
 
 def compile_ahead(coefficients: float, n_channels: int) -> None:

@@ -6,15 +6,19 @@ array has fewer than eight entries, which MLX passes in another address space.)
 
 from __future__ import annotations
 
-import re
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from importlib.resources import files
 from typing import TypeAlias
 
 import mlx.core as mx
 
+from ..sources import read_source
+
 Launch: TypeAlias = Callable[[mx.array, mx.array, int, mx.array], tuple[mx.array, mx.array]]
 """What :func:`ezmsg.mlx.scan.chunked_scan` calls."""
+
+Compiled: TypeAlias = Callable[..., list[mx.array]]
+"""What ``mx.fast.metal_kernel`` returns."""
 
 SAMPLES = 10
 """Samples of one thread. With :data:`STRIPS`, a tile holds the 300 samples of a usual message."""
@@ -34,33 +38,25 @@ GROUPS = 128
 SIMDGROUP = 32
 
 
-def made_small(source: str) -> str:
-    """*source* without comments, indentation and empty lines: MLX copies and hashes all of it at each launch."""
-    lines = (line.strip() for line in re.sub(r"//.*", "", source).splitlines())
-    return "".join(f"{line}\n" for line in lines if line)
+@functools.cache
+def metal_kernel(
+    name: str,
+    inputs: tuple[str, ...] = ("x", "zi", "table"),
+    outputs: tuple[str, ...] = ("y", "zf"),
+    **constants: int,
+) -> Compiled:
+    """``mx.fast.metal_kernel`` of the source *name* that leaves *constants* open.
 
-
-def read_source(name: str) -> str:
-    """The file *name* of the folder ``sources``."""
-    return files(__package__).joinpath("sources", name).read_text(encoding="utf-8")
-
-
-def metal_kernel(  # noqa: ANN201 - an opaque callable of MLX
-    name: str, *, constants: Mapping[str, int], inputs: Sequence[str], outputs: Sequence[str]
-):
-    """``mx.fast.metal_kernel`` of the function in ``sources/<name>.metal``, which leaves *constants* open.
-
-    MLX writes the signature itself; the one in the file is for readers and formatters. Division, square roots and the
-    order of operations are as written: without ``"safe"`` a compiler may take a two-sum for a plain one.
+    Division, square roots and the order of operations are as written: without ``"safe"`` a compiler may take the second
+    half of a pair for zero.
     """
-    own, _, function = made_small(read_source(f"{name}.metal")).partition("[[kernel]]")
-    body = function[function.index(") {\n") + 4 : function.rindex("}")]
+    header, body = read_source(__package__, f"{name}.metal")
     values = "".join(f"constexpr uint {key} = {value};\n" for key, value in constants.items())
     return mx.fast.metal_kernel(
         name=f"ezmsg_mlx_{name}",
         input_names=list(inputs),
         output_names=list(outputs),
-        header=made_small(read_source("strips.h")) + own,
+        header=header,
         source=values + body,
         compile_options={"math_mode": "safe"},
     )
@@ -76,7 +72,7 @@ def threadgroups(n_samples: int, n_channels: int) -> dict[str, tuple[int, int, i
 
 
 def launch_of(
-    kernel: Callable[..., list[mx.array]],
+    kernel: Compiled,
     table: mx.array,
     shapes: Sequence[tuple[int, ...]],
     threads: Mapping[str, tuple[int, int, int]],

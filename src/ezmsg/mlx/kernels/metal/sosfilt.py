@@ -20,16 +20,6 @@ ROW = POWERS + 4 * (SAMPLES + 1)
 """Numbers in the table for a section."""
 
 
-@functools.cache
-def _kernel():  # noqa: ANN202 - an opaque callable of MLX
-    return metal_kernel(
-        "sosfilt",
-        constants={"SAMPLES": SAMPLES, "THREADS": THREADS, "POWERS": POWERS, "ROW": ROW},
-        inputs=("x", "zi", "table"),
-        outputs=("y", "zf"),
-    )
-
-
 def _row(section: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     form = DifferenceForm.of(section)
     powers = [np.linalg.matrix_power(form.transition, k).ravel() for k in range(SAMPLES + 1)]
@@ -47,7 +37,8 @@ def _table(sos: bytes) -> mx.array:
 @functools.lru_cache(maxsize=256)
 def _launch(sos: bytes, n_samples: int, n_channels: int, n_sections: int) -> Launch:
     shapes = [(buffer_length(n_samples), n_channels), (n_sections, 4, n_channels)]
-    return launch_of(_kernel(), _table(sos), shapes, threadgroups(n_samples, n_channels))
+    kernel = metal_kernel("sosfilt", SAMPLES=SAMPLES, THREADS=THREADS, POWERS=POWERS, ROW=ROW)
+    return launch_of(kernel, _table(sos), shapes, threadgroups(n_samples, n_channels))
 
 
 def compile_ahead(coefficients: npt.NDArray[np.float64], n_channels: int) -> None:

@@ -4,6 +4,8 @@
 // the average itself. A thread runs over its strip from a state of zero, and learns from the strips before it what the
 // state was. As in scipy's lfilter, the state is (1 - alpha) times the average.
 
+#include "strips.h"
+
 namespace ezmsg_mlx {
 
 // Of the constants at the front of the table. A short memory gains nothing from deviations, and would divide a state
@@ -12,22 +14,10 @@ constant constexpr float SHORT_MEMORY = 0.5f;
 
 }  // namespace ezmsg_mlx
 
-[[kernel]] void ewma(const device float* x, const constant int* x_shape, const device float* zi,
-                     const constant int* zi_shape, const device float* table, device float* y, device float* zf,
-                     uint3 thread_position_in_threadgroup, uint3 threads_per_threadgroup,
-                     uint3 threadgroup_position_in_grid) {
+KERNEL {
   using namespace ezmsg_mlx;
-  uint n = x_shape[0];
-  uint n_channels = x_shape[1];
+#include "place.inl"
   bool is_corrected = zi_shape[0] == 4;
-  uint lane = thread_position_in_threadgroup.x;
-  uint lanes = threads_per_threadgroup.x;
-  uint strip = thread_position_in_threadgroup.y;
-  uint n_strips = threads_per_threadgroup.y;
-  uint channel = threadgroup_position_in_grid.x * lanes + lane;
-  // A thread beyond the last channel repeats that one and writes nothing: all have to come to each barrier.
-  bool is_active = channel < n_channels;
-  channel = min(channel, n_channels - 1);
 
   float alpha = table[0];
   float beta = table[1];
@@ -37,7 +27,7 @@ constant constexpr float SHORT_MEMORY = 0.5f;
 
   // What is left of a state after some samples.
   threadgroup float decays[SAMPLES + 1];
-  for (uint k = strip * lanes + lane; k <= SAMPLES; k += n_strips * lanes) decays[k] = table[DECAYS + k];
+  for (uint k = own; k <= SAMPLES; k += n_strips * lanes) decays[k] = table[DECAYS + k];
 
   // Of two tiles in turn, so that one may still be read while the next is written.
   threadgroup float all_alone[2 * THREADS];
@@ -75,9 +65,8 @@ constant constexpr float SHORT_MEMORY = 0.5f;
         ++n_taken;
       }
     }
-    uint own = turn * THREADS + strip * lanes + lane;
-    all_alone[own] = alone;
-    all_taken[own] = n_taken;
+    all_alone[turn * THREADS + own] = alone;
+    all_taken[turn * THREADS + own] = n_taken;
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
     // The state before this strip and after all, and how many samples were taken until then.

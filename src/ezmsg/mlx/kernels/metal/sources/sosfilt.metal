@@ -5,6 +5,8 @@
 // the difference was, and runs again from there; its results are what the next section gets. Between tiles the states
 // are in zf, as scipy's: that takes any number of sections.
 
+#include "strips.h"
+
 namespace ezmsg_mlx {
 
 // s += (c00 * s[0] + s[1], c10 * s[0]) + inputs * x + constant, and y = b0 * x + s[0].
@@ -21,34 +23,21 @@ struct State {
 
 inline State next(Section c, State constant_part, State s, float x) {
   return {s.first + (fma(c.c00, s.first, s.second) + fma(c.in0, x, constant_part.first)),
-          s.second + fma(c.c10, s.first, fma(c.in1, x, constant_part.second))};
+      s.second + fma(c.c10, s.first, fma(c.in1, x, constant_part.second))};
 }
 
 }  // namespace ezmsg_mlx
 
-[[kernel]] void sosfilt(const device float* x, const constant int* x_shape, const device float* zi,
-                        const constant int* zi_shape, const device float* table, device float* y, device float* zf,
-                        uint3 thread_position_in_threadgroup, uint3 threads_per_threadgroup,
-                        uint3 threadgroup_position_in_grid) {
+KERNEL {
   using namespace ezmsg_mlx;
-  uint n = x_shape[0];
-  uint n_channels = x_shape[1];
+#include "place.inl"
   uint n_sections = zi_shape[0];
-  uint lane = thread_position_in_threadgroup.x;
-  uint lanes = threads_per_threadgroup.x;
-  uint strip = thread_position_in_threadgroup.y;
-  uint n_strips = threads_per_threadgroup.y;
-  uint channel = threadgroup_position_in_grid.x * lanes + lane;
-  // A thread beyond the last channel repeats that one and writes nothing: all have to come to each barrier.
-  bool is_active = channel < n_channels;
-  channel = min(channel, n_channels - 1);
   bool is_writer = strip == 0 && is_active;
 
   // Of two tiles and of two sections in turn, so that one may still be read while the next is written.
   threadgroup uint all_taken[2 * THREADS];
   threadgroup float all_first[2 * THREADS];
   threadgroup float all_second[2 * THREADS];
-  uint own = strip * lanes + lane;
   uint turn = 0;
   uint turn_of_tile = 0;
 
@@ -93,8 +82,8 @@ inline State next(Section c, State constant_part, State s, float x) {
       Pair sum = two_sum(z0.high, z1.high);
       sum = moved(sum, z0.low + z1.low);
       // What the state before the tile adds at each sample.
-      State constant_part = {fma(c.c00, z0.high, sum.high) + fma(c.c00, z0.low, sum.low),
-                             fma(c.c10, z0.high, c.c10 * z0.low)};
+      State constant_part = {
+          fma(c.c00, z0.high, sum.high) + fma(c.c00, z0.low, sum.low), fma(c.c10, z0.high, c.c10 * z0.low)};
       float sign_before = c.is_mirrored && (n_before & 1u) ? -1.0f : 1.0f;
       float sign_of_next = c.is_mirrored ? -1.0f : 1.0f;
 
@@ -120,7 +109,7 @@ inline State next(Section c, State constant_part, State s, float x) {
         uint power = row + POWERS + 4 * all_taken[turn_of_tile * THREADS + i * lanes + lane];
         uint other = turn * THREADS + i * lanes + lane;
         after = {fma(table[power], after.first, fma(table[power + 1], after.second, all_first[other])),
-                 fma(table[power + 2], after.first, fma(table[power + 3], after.second, all_second[other]))};
+            fma(table[power + 2], after.first, fma(table[power + 3], after.second, all_second[other]))};
       }
 
       sign = sign_before;

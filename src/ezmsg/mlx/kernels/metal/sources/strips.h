@@ -1,3 +1,5 @@
+#pragma once
+
 // What all kernels share: which samples a thread works on, and float32 pairs.
 //
 // A threadgroup owns some channels, its lanes, and goes along time tile by tile. Each thread has a strip of consecutive

@@ -1,0 +1,136 @@
+// z-scores of each channel: (x[n] - mean[n]) / sqrt(var[n]), mean and variance being those of the samples so far with
+// the weights of a moving average.
+//
+// A thread takes mean and variance of its strip alone, links them to those before the strip, and goes over its samples
+// again from there. See ezmsg.mlx.kernels.contract for the formulas, in which nothing cancels. Means and variances are
+// pairs while they are added up: in float32 alone, what a sample adds to a long memory would be lost.
+
+#include "strips.h"
+
+namespace ezmsg_mlx {
+
+constant constexpr float LARGEST_SCORED = 1e18f;
+constant constexpr float SMALLEST_VARIANCE = 0x1p-120f;
+constant constexpr float RESOLUTION = 0x1p-32f;
+
+struct Statistics {
+  Pair mean;
+  Pair variance;
+};
+
+// How far b is from a pair.
+inline float from(Pair a, Pair b) { return (b.high - a.high) + (b.low - a.low); }
+
+// Those of some samples and of later ones, of which *share* of the weight is and *rest* of it is not. The larger part
+// is the one that is moved, so that a first sample of any size is forgotten as fast as its weight.
+inline Statistics linked(Statistics a, Statistics b, float share, float rest) {
+  float delta = from(a.mean, b.mean);
+  float spread = delta * (delta * (share * rest));
+  if (share <= 0.5f) {
+    return {moved(a.mean, share * delta), moved(a.variance, fma(share, from(a.variance, b.variance), spread))};
+  }
+  return {moved(b.mean, -rest * delta), moved(b.variance, fma(rest, from(b.variance, a.variance), spread))};
+}
+
+}  // namespace ezmsg_mlx
+
+KERNEL {
+  using namespace ezmsg_mlx;
+#include "place.inl"
+
+  float alpha = table[0];
+  float beta = table[1];
+
+  // Of two tiles in turn, so that one may still be read while the next is written.
+  threadgroup float all_means[4 * THREADS];
+  threadgroup float all_variances[4 * THREADS];
+  threadgroup uint all_taken[2 * THREADS];
+
+  Statistics statistics = {
+      {zi[channel], zi[n_channels + channel]}, {zi[2 * n_channels + channel], zi[3 * n_channels + channel]}};
+  Pair weight = {zi[4 * n_channels + channel], zi[5 * n_channels + channel]};
+
+  uint turn = 0;
+  for (uint start = 0; start < n; start += n_strips * SAMPLES) {
+    uint first = start + strip * SAMPLES;
+    uint inside = first < n ? min(n - first, SAMPLES) : 0u;
+    size_t at = size_t(first) * n_channels + channel;
+
+    float values[SAMPLES];
+    uint taken = 0;
+    uint n_taken = 0;
+    Statistics alone = {{0.0f, 0.0f}, {0.0f, 0.0f}};
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < SAMPLES; ++i) {
+      values[i] = i < inside ? x[at + size_t(i) * n_channels] : no_sample();
+      if (metal::fabs(values[i]) <= LARGEST_SCORED) {
+        alone = linked(alone, {{values[i], 0.0f}, {0.0f, 0.0f}}, table[SHARES + n_taken], table[RESTS + n_taken]);
+        taken |= 1u << i;
+        ++n_taken;
+      }
+    }
+    uint place = turn * 2 * THREADS + own;
+    all_means[place] = alone.mean.high;
+    all_means[place + THREADS] = alone.mean.low;
+    all_variances[place] = alone.variance.high;
+    all_variances[place + THREADS] = alone.variance.low;
+    all_taken[turn * THREADS + own] = n_taken;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+
+    // Before this strip and after all.
+    float lack = (1.0f - weight.high) - weight.low;
+    Statistics before = statistics;
+    uint n_before = 0;
+    uint n_until = 0;
+    for (uint i = 0; i < n_strips; ++i) {
+      if (i == strip) {
+        before = statistics;
+        n_before = n_until;
+      }
+      uint n_here = all_taken[turn * THREADS + i * lanes + lane];
+      if (n_here > 0) {
+        float until = weight.high + fma(lack, table[GAINS + n_until], weight.low);
+        n_until += n_here;
+        float one_over = 1.0f / (weight.high + fma(lack, table[GAINS + n_until], weight.low));
+        uint other = turn * 2 * THREADS + i * lanes + lane;
+        Statistics here = {
+            {all_means[other], all_means[other + THREADS]}, {all_variances[other], all_variances[other + THREADS]}};
+        statistics =
+            linked(statistics, here, table[GAINS + n_here] * one_over, table[DECAYS + n_here] * until * one_over);
+      }
+    }
+
+    uint k = n_before;
+    float until = weight.high + fma(lack, table[GAINS + k], weight.low);
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < SAMPLES; ++i) {
+      float result = values[i];
+      if (taken >> i & 1u) {
+        ++k;
+        float now = weight.high + fma(lack, table[GAINS + k], weight.low);
+        float one_over = 1.0f / now;
+        float share = alpha * one_over;
+        float rest = beta * until * one_over;
+        float distance = rest * ((result - before.mean.high) - before.mean.low);
+        before = linked(before, {{result, 0.0f}, {0.0f, 0.0f}}, share, rest);
+        until = now;
+        float least = RESOLUTION * before.mean.high;
+        bool varies = before.variance.high > SMALLEST_VARIANCE && before.variance.high > least * least;
+        result = varies ? distance / metal::sqrt(before.variance.high) : 0.0f;
+      }
+      if (i < inside && is_active) y[at + size_t(i) * n_channels] = result;
+    }
+
+    weight = moved(weight, lack * table[GAINS + n_until]);
+    turn = 1 - turn;
+  }
+
+  if (strip == 0 && is_active) {
+    zf[channel] = statistics.mean.high;
+    zf[n_channels + channel] = statistics.mean.low;
+    zf[2 * n_channels + channel] = statistics.variance.high;
+    zf[3 * n_channels + channel] = statistics.variance.low;
+    zf[4 * n_channels + channel] = weight.high;
+    zf[5 * n_channels + channel] = weight.low;
+  }
+}

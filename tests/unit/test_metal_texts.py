@@ -1,0 +1,94 @@
+"""What can be said of the texts of the kernels for Metal without running them."""
+
+import re
+
+import pytest
+
+mx = pytest.importorskip("mlx.core")
+
+from helpers import metal_emulation  # noqa: E402
+from helpers.metal_texts import CLANG, MODULES, errors_of_clang, launches_of, opencl_of  # noqa: E402
+
+from ezmsg.mlx.kernels import layout  # noqa: E402
+from ezmsg.mlx.kernels.sources import read_source  # noqa: E402
+
+SPACES = ("device", "constant", "threadgroup", "thread")
+
+METAL = "ezmsg.mlx.kernels.metal"
+
+pytestmark = pytest.mark.skipif(metal_emulation.COMPILER is None, reason="needs Linux and g++")
+
+
+@pytest.fixture(params=MODULES)
+def launches(request, monkeypatch):
+    # Traced, not run: nothing is compiled.
+    monkeypatch.setattr(metal_emulation, "run", lambda launch, inputs, results: None)
+    with metal_emulation.installed(monkeypatch, *MODULES.values()):
+        yield launches_of(request.param)
+
+
+def test_each_recurrence_has_a_bounded_number_of_texts(launches):
+    assert 1 <= len(launches) <= 4
+
+
+def test_each_pointer_has_an_address_space(launches):
+    for launch in launches:
+        # A type, an asterisk or an ampersand, and a name: what is multiplied is no type.
+        pointers = re.findall(
+            r"((?:\w+\s+)*)\b(?:float|int|uint|Pair|State|Statistics|Section)\s*[*&]+\s*\w+", launch.text
+        )
+        # Only arrays: nothing is passed to a function by pointer or reference.
+        assert len(pointers) == launch.text.count("[[buffer(") >= 6
+        for qualifiers in pointers:
+            assert set(qualifiers.split()) & set(SPACES), qualifiers
+
+
+@pytest.mark.parametrize("word", ["double", "new", "malloc", "half", "volatile", "atomic", "goto", "//"])
+def test_words_that_are_not_in_them(launches, word):
+    assert not any(re.search(rf"\b{word}\b" if word.isalpha() else word, launch.text) for launch in launches)
+
+
+def test_each_literal_with_a_point_is_a_float(launches):
+    for launch in launches:
+        literals = re.findall(r"\b(?:\d+\.\d*(?:e[+-]?\d+)?|0x\d+p[+-]?\d+)\w*", launch.text)
+        assert literals and all(literal.endswith("f") for literal in literals), literals
+
+
+def test_threadgroup_memory_is_within_what_metal_has(launches):
+    for launch in launches:
+        constants = {name: int(value) for name, value in re.findall(r"constexpr uint (\w+) = (\d+);", launch.text)}
+        sizes = re.findall(r"^threadgroup \w+ \w+\[(.*?)\];", launch.text, re.MULTILINE)
+        total = sum(4 * eval(size, {}, constants) for size in sizes)
+        assert sizes and total <= 32768, total
+
+
+@pytest.mark.skipif(CLANG is None, reason="needs clang")
+def test_a_compiler_that_knows_address_spaces_takes_them(launches, tmp_path):
+    for launch in launches:
+        assert errors_of_clang(opencl_of(launch), tmp_path) == ""
+
+
+@pytest.mark.skipif(CLANG is None, reason="needs clang")
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("threadgroup_barrier(mem_flags::mem_threadgroup);", "device float* lost = all_taken;"),
+        ("uint n = x_shape[0];", "uint n = x_shape[0]; device const int* same = x_shape;"),
+        ("uint n = x_shape[0];", "uint n = x_shape[0]; thread float* same = y;"),
+        ("uint n = x_shape[0];", "uint n = x_shape[0]; x_shape[0] = 1;"),
+        ("uint n = x_shape[0];", "uint n = nothing[0];"),
+    ],
+)
+def test_that_compiler_would_refuse_a_wrong_address_space(before, after, monkeypatch, tmp_path):
+    monkeypatch.setattr(metal_emulation, "run", lambda launch, inputs, results: None)
+    with metal_emulation.installed(monkeypatch, *MODULES.values()):
+        for launch in launches_of("ewma"):
+            opencl = opencl_of(launch)
+            assert before in opencl and "error" in errors_of_clang(opencl.replace(before, after), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["LARGEST_SAMPLE", "LARGEST_SCORED", "SMALLEST_VARIANCE", "RESOLUTION"])
+def test_limits_are_the_same_in_python_and_in_the_sources(name):
+    header, _ = read_source(METAL, "zscore.metal")
+    text = re.search(rf"\b{name} = (\S+)f;", header)[1]
+    assert (float.fromhex(text) if text.startswith("0x") else float(text)) == getattr(layout, name)
