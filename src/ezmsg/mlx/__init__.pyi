@@ -37,6 +37,21 @@ from .cache import (
     withdraw_cache_limit as withdraw_cache_limit,
 )
 from .chain import (
+    BaseChainTransformer as BaseChainTransformer,
+)
+from .chain import (
+    Chain as Chain,
+)
+from .chain import (
+    ChainSettings as ChainSettings,
+)
+from .chain import (
+    ChainTransformer as ChainTransformer,
+)
+from .chain import (
+    StageSettings as StageSettings,
+)
+from .chain import (
     run_chain as run_chain,
 )
 from .cheby import (

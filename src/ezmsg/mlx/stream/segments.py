@@ -144,7 +144,7 @@ def continues(carried: Segment, message: AxisArray, layout: Layout) -> bool:
         return False
     n_next = carried.first + old_shape[idx]
     return all(
-        _follows(axis, new.axes[name], n_next) if name in layout.streamed else _same_axis(axis, new.axes[name])
+        _follows(axis, new.axes[name], n_next) if name in layout.streamed else same_axis(axis, new.axes[name])
         for name, axis in old.axes.items()
     )
 
@@ -171,7 +171,8 @@ def _follows(old: LinearAxis | CoordinateAxis, new: AxisBase, n_next: int) -> bo
     return isinstance(new, CoordinateAxis) and new.dims == old.dims and new.data.dtype == old.data.dtype
 
 
-def _same_axis(old: AxisBase, new: AxisBase) -> bool:
+def same_axis(old: AxisBase, new: AxisBase) -> bool:
+    """Whether two axes have the same values; known by identity, or else by what ezmsg has made of their contents."""
     if old is new:
         return True
     fingerprint = getattr(old, "fingerprint", None)

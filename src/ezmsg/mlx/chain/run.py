@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from ezmsg.util.messages.axisarray import AxisArray
 
-from .stream.steps import Chain, flush_steps, run_steps, steps_of
+from ..stream.steps import Chain, flush_steps, run_steps, steps_of
 
 __all__ = ["run_chain"]
 

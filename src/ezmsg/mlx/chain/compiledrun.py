@@ -1,0 +1,161 @@
+"""A fused run on a GPU: one function that ``mx.compile`` has compiled for each length of a message."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import ezmsg.core as ez
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from ..stream.convert import mlx_to_numpy, numpy_to_mlx
+from ..stream.hostpages import keep_on_host
+from .fusedrun import Arrays, FusedRun, Key, Steps
+
+if TYPE_CHECKING:
+    from typing import Any
+
+MOST_FUNCTIONS = 24
+"""Functions that one run compiles: MLX keeps each for good."""
+
+MOST_LENGTHS = 4
+"""Lengths of messages among them, where nothing says which will come."""
+
+BEGINNING = 16
+"""Messages of a stream during which a length is compiled when it comes a second time; a stream that runs waits for no
+compilation."""
+
+MOST_IN_FLIGHT_MIB = 64.0
+"""Data that the device has been given and that nobody has waited for, in MiB."""
+
+_LOOKAHEAD = 256
+"""Messages whose variants are worked out ahead."""
+
+
+class CompiledRun(FusedRun):
+    """Uploads a message, runs one compiled function, and reads the result.
+
+    Args:
+        lengths: Lengths of messages in samples that are known to come; None where none are known.
+        **run: As in :class:`FusedRun`.
+    """
+
+    how = "by mx.compile"
+
+    def __init__(self, *, lengths: tuple[int, ...] | None, **run: Any) -> None:
+        super().__init__(**run)
+        self._wanted, self._n_messages = lengths, 0
+        self._seen = {run["message"].data.shape[self._likeness.axis]}
+        self._lengths: set[int] = set()
+        self._functions: dict[Key, Callable[..., list[mx.array]]] = {}
+        self._in_flight = 0.0
+        entry = self.ends.entry
+        self._uploads_as_is = entry is not None and run["message"].data.dtype in map(np.dtype, ("i1", "u1", "i2", "u2"))
+
+    def compile_ahead(self) -> None:
+        """Compile what is known to come, at the start of a stream; it takes seconds the first time on a machine."""
+        if self._wanted and (self._resident is not None or self._load()):
+            self._prepare(self._wanted)
+
+    def _takes(self, n_samples: int) -> bool:
+        if self._wanted is not None or self._n_messages >= BEGINNING:
+            return n_samples in self._lengths
+        self._n_messages += 1
+        if n_samples in self._seen and n_samples not in self._lengths and len(self._lengths) < MOST_LENGTHS:
+            if self._resident is not None or self._load():
+                self._prepare([n_samples])
+        self._seen.add(n_samples)
+        return n_samples in self._lengths
+
+    def _is_ready(self, key: Key) -> bool:
+        return key in self._functions
+
+    def _prepare(self, lengths: Iterable[int]) -> None:
+        started_at, n_before = time.perf_counter(), len(self._functions)
+        for n_samples in lengths:
+            ahead = self._keys_ahead(n_samples)
+            if len(ahead.keys() - self._functions.keys()) + len(self._functions) > MOST_FUNCTIONS:
+                ez.logger.warning(
+                    f"A fused run leaves messages of {n_samples} samples to its stages one by one: it would be "
+                    f"compiled for more than {MOST_FUNCTIONS} shapes."
+                )
+                continue
+            self._lengths.add(n_samples)
+            for key, steps in ahead.items():
+                if key not in self._functions:
+                    self._functions[key] = self._compiled(steps)
+        if n_new := len(self._functions) - n_before:
+            seconds = time.perf_counter() - started_at
+            names = ", ".join(map(str, sorted(self._lengths)))
+            ez.logger.info(
+                f"Cold start of a fused run: {n_new} functions compiled in {seconds:.1f} s, for {names} samples."
+            )
+
+    def _keys_ahead(self, n_samples: int) -> dict[Key, Steps]:
+        """What messages of this length may do, from the present counts on and after an odd message."""
+        counts, found = self._resident.counts, {}
+        for counts in (counts, self._steps(1, counts, self._axes).counts):
+            for _ in range(_LOOKAHEAD):
+                steps = self._steps(n_samples, counts, self._axes)
+                counts = steps.counts
+                found.setdefault(steps.key, steps)
+        return found
+
+    def _compiled(self, steps: Steps) -> Callable[..., list[mx.array]]:
+        sizes = tuple(map(len, self._resident.arrays))
+        function = mx.compile(functools.partial(self._function, steps, sizes))
+        # Of zeros, and the state as it is: compiled and run once, and forgotten.
+        likeness, n_samples = self._likeness, steps.key[0]
+        shape = likeness.shape(n_samples)
+        x = mx.zeros(shape, getattr(mx, str(likeness.dtype)) if self._uploads_as_is else mx.float32)
+        mx.eval(function(x, *itertools.chain(*self._resident.arrays)))
+        return function
+
+    def _function(self, steps: Steps, sizes: tuple[int, ...], x: mx.array, *flat: mx.array) -> list[mx.array]:
+        y, after = self._apply(x.astype(mx.float32), _grouped(flat, sizes), steps.key[1], steps.lengths)
+        return [*itertools.chain(*after), *(() if y is None else (y,))]
+
+    def _compute(self, data: npt.NDArray | mx.array, arrays: Arrays, steps: Steps) -> tuple:
+        if self.ends.entry is None:
+            x = data
+        else:
+            x = keep_on_host(mx.array(data)) if self._uploads_as_is else numpy_to_mlx(data, "float32")[0]
+        outputs = self._functions[steps.key](x, *itertools.chain(*arrays))
+        has_result = steps.lengths[-1] > 0
+        after = _grouped(outputs, tuple(map(len, arrays)))
+        y = outputs[-1] if has_result else None
+        if has_result and self.ends.exit is not None:
+            mx.eval(outputs)
+            self._in_flight = 0.0
+            return mlx_to_numpy(y, self._dtype), after
+        self._hand_over(outputs, x.nbytes)
+        if y is not None:
+            return y, after
+        empty = self._result_shape(0)
+        return (np.empty(empty, self._dtype or np.float32) if self.ends.exit else mx.zeros(empty)), after
+
+    def _hand_over(self, outputs: list[mx.array], n_bytes: int) -> None:
+        """Let the device compute *outputs*, and wait for it where it has been given too much."""
+        # Some two buffers of a message live at a time, besides what was uploaded.
+        self._in_flight += 3 * n_bytes / 2**20
+        if self._in_flight > MOST_IN_FLIGHT_MIB:
+            mx.eval(outputs)
+            self._in_flight = 0.0
+        else:
+            mx.async_eval(outputs)
+
+    def _from_transformers(self, arrays: Sequence[tuple[mx.array, ...]]) -> Arrays:
+        return tuple(arrays)
+
+    def _for_transformers(self, arrays: Arrays) -> Sequence[tuple[mx.array, ...]]:
+        return arrays
+
+
+def _grouped(flat: Sequence[mx.array], sizes: tuple[int, ...]) -> Arrays:
+    ends = itertools.accumulate(sizes)
+    return tuple(tuple(flat[end - size : end]) for end, size in zip(ends, sizes))

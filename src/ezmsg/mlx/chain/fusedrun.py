@@ -1,0 +1,210 @@
+"""Consecutive stages that run as one function of arrays, from the message that goes in to the one that comes out."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
+
+import numpy as np
+from ezmsg.util.messages.axisarray import AxisArray
+from ezmsg.util.messages.util import replace
+
+from ..asarray import AsArrayTransformer
+from ..cache import apply_cache_limit
+from ..stream.fusible import Array, Axes, FusedStage
+from .likeness import Likeness
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+Arrays: TypeAlias = tuple[tuple[Array, ...], ...]
+"""The arrays of each stage."""
+
+Key: TypeAlias = tuple[int, tuple[Hashable, ...]]
+"""What tells functions apart: the length of the message, and the variants of the stages."""
+
+
+class Resident(NamedTuple):
+    """The state of all stages, while it is here and not in the transformers."""
+
+    arrays: Arrays
+    counts: tuple[Hashable, ...]
+
+
+class Steps(NamedTuple):
+    """What a message does, before its samples are looked at."""
+
+    key: Key
+    lengths: tuple[int, ...]
+    """Samples that come out of each stage."""
+    counts: tuple[Hashable, ...]
+    axes: Axes
+
+
+class Ends(NamedTuple):
+    """The conversions at the two ends of a run, which are no functions of state."""
+
+    entry: AsArrayTransformer | None
+    """Takes NumPy data; None where the data is MLX's already."""
+    exit: AsArrayTransformer | None
+    """Gives NumPy data; None where it stays MLX's."""
+
+
+class FusedRun(abc.ABC):
+    """A run of stages.
+
+    ``how`` says how it computes, for those who ask.
+
+    Args:
+        first: Number of the first stage.
+        transformers: All of the run, the conversions included.
+        stages: Those between the conversions, as functions.
+        ends: The conversions.
+        message: As it came into the first stage.
+        result: What the stages made of it, one by one.
+    """
+
+    how: ClassVar[str]
+
+    def __init__(
+        self,
+        first: int,
+        transformers: Sequence[object],
+        stages: Sequence[FusedStage],
+        ends: Ends,
+        message: AxisArray,
+        result: AxisArray,
+    ) -> None:
+        self.first, self.stop = first, first + len(transformers)
+        self.stages, self.ends = tuple(stages), ends
+        self._likeness = Likeness(message)
+        # Settings are known by identity: they are frozen, and changed by being replaced. The other is the hash that
+        # ezmsg-baseproc's stateful transformers keep of the messages that their state is for.
+        self._known = [(transformer, transformer.settings, _hash_of(transformer)) for transformer in transformers]
+        self._counting = [type(stage).advance is not FusedStage.advance for stage in self.stages]
+        self._dims, self._stream_dim = list(result.dims), result.stream_dim
+        self._renames = self._dims != list(message.dims) or self._stream_dim != message.stream_dim
+        self._shape, self._result_axis = tuple(result.data.shape), result.get_axis_idx(self._likeness.dim)
+        self._dtype = ends.exit.settings.dtype if ends.exit is not None else None
+        self._resident: Resident | None = None
+        # A first message has been through the stages one by one, so what is worked out from it can be compared.
+        self._axes = dict(message.axes)
+
+    def __call__(self, message: AxisArray) -> AxisArray | None:
+        """The result of *message*, or None where the stages have to run it one by one.
+
+        The state changes when nothing can go wrong any more.
+        """
+        n_samples = self._likeness.n_samples(message)
+        if not n_samples or not self._is_set_up() or not self._takes(n_samples):
+            return None
+        if self._resident is None and not self._load():
+            return None
+        arrays, counts = self._resident
+        steps = self._steps(n_samples, counts, message.axes)
+        if not self._is_ready(steps.key):
+            return None
+        if (entry := self.ends.entry) is not None:
+            apply_cache_limit(entry, entry.settings.mlx_cache_limit_mb)
+        data, arrays = self._compute(message.data, arrays, steps)
+        if self._renames:
+            result = replace(message, data=data, axes=steps.axes, dims=list(self._dims), stream_dim=self._stream_dim)
+        else:
+            result = replace(message, data=data, axes=steps.axes)
+        self._resident = Resident(arrays, steps.counts)
+        return result
+
+    def is_like(self, message: AxisArray) -> bool:
+        """Whether the run is for messages like *message*."""
+        return self._likeness.n_samples(message) is not None
+
+    def has_settings_of(self, transformers: Sequence[object]) -> bool:
+        """Whether the run was made for these transformers with the settings that they have now."""
+        return len(transformers) == len(self._known) and all(
+            transformer is known and transformer.settings is settings
+            for transformer, (known, settings, _) in zip(transformers, self._known)
+        )
+
+    def store(self) -> None:
+        """Give the state back to the transformers."""
+        if self._resident is not None:
+            arrays, counts = self._resident
+            self._resident = None
+            for stage, held, count in zip(self.stages, self._for_transformers(arrays), counts):
+                stage.store(held, count)
+
+    def undo(self) -> Callable[[], None]:
+        """A function that makes the state what it is now."""
+        before = self._resident
+
+        def restore() -> None:
+            self._resident = before
+
+        return restore
+
+    def _is_set_up(self) -> bool:
+        for transformer, settings, hash_ in self._known:
+            if transformer.settings is not settings or _hash_of(transformer) != hash_:
+                return False
+        return True
+
+    def _load(self) -> bool:
+        loaded = [stage.load() for stage in self.stages]
+        if None in loaded:
+            return False
+        self._resident = Resident(self._from_transformers([a for a, _ in loaded]), tuple(c for _, c in loaded))
+        return True
+
+    def _steps(self, n_samples: int, counts: tuple[Hashable, ...], axes: Axes) -> Steps:
+        length, variants, lengths, after = n_samples, [], [], []
+        for stage, is_counting, count in zip(self.stages, self._counting, counts):
+            variant = None
+            if is_counting:
+                variant, length, count, axes = stage.advance(length, count, axes)
+            variants.append(variant)
+            lengths.append(length)
+            after.append(count)
+        return Steps((n_samples, tuple(variants)), tuple(lengths), tuple(after), axes)
+
+    def _result_shape(self, n_samples: int) -> tuple[int, ...]:
+        axis = self._result_axis
+        return (*self._shape[:axis], n_samples, *self._shape[axis + 1 :])
+
+    def _apply(self, x: Array, arrays: Arrays, variants: Sequence[Hashable], lengths: Sequence[int]) -> tuple:
+        """The data that comes out, None where it has no samples, and the arrays after it."""
+        after = []
+        for stage, held, variant, length in zip(self.stages, arrays, variants, lengths):
+            if x is not None:
+                x, held = stage.apply(x, held, variant)
+                if length == 0:
+                    # The stages behind have nothing to do: no samples change no state.
+                    x = None
+            after.append(held)
+        return x, tuple(after)
+
+    @abc.abstractmethod
+    def _takes(self, n_samples: int) -> bool:
+        """Whether messages of this length are run at all."""
+
+    @abc.abstractmethod
+    def _is_ready(self, key: Key) -> bool:
+        """Whether the function for *key* is there."""
+
+    @abc.abstractmethod
+    def _compute(self, data: Array, arrays: Arrays, steps: Steps) -> tuple[Array, Arrays]: ...
+
+    @abc.abstractmethod
+    def _from_transformers(self, arrays: Sequence[tuple[mx.array, ...]]) -> Arrays: ...
+
+    @abc.abstractmethod
+    def _for_transformers(self, arrays: Arrays) -> Sequence[tuple[mx.array, ...]]: ...
+
+
+def _hash_of(transformer: object) -> object:
+    # Private in ezmsg-baseproc, which offers no public way; test_chain_fused.py notices when it goes.
+    return getattr(transformer, "_hash", None)
+
+
+ON_ENTRY = frozenset(map(np.dtype, "? i1 u1 i2 u2 i4 u4 f2 f4 f8".split()))
+"""Dtypes of NumPy data that a run begins with; all others are left to AsArray, which knows or refuses them."""

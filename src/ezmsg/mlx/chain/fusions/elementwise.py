@@ -1,0 +1,67 @@
+"""Functions of each sample by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import ezmsg.sigproc.math.pow as sigproc_pow
+import numpy as np
+from array_api_compat import get_namespace
+from ezmsg.sigproc.math.abs import AbsTransformer
+from ezmsg.sigproc.math.clip import ClipTransformer
+from ezmsg.sigproc.math.log import LogTransformer
+from ezmsg.util.messages.axisarray import AxisArray
+
+from ...pow import PowTransformer
+from ...stream.fusible import Array, FusedStage, fusion_of
+from .loops import logarithm
+
+
+class FusedAbs(FusedStage[AbsTransformer]):
+    def apply(self, x: Array, arrays: tuple[Array, ...], variant: Hashable) -> tuple[Array, tuple[Array, ...]]:
+        if isinstance(x, np.ndarray):
+            return np.abs(x, out=x), arrays
+        return get_namespace(x).abs(x), arrays
+
+
+class FusedClip(FusedStage[ClipTransformer]):
+    def apply(self, x: Array, arrays: tuple[Array, ...], variant: Hashable) -> tuple[Array, tuple[Array, ...]]:
+        settings = self.transformer.settings
+        if isinstance(x, np.ndarray):
+            return np.clip(x, settings.min, settings.max, out=x), arrays
+        return get_namespace(x).clip(x, settings.min, settings.max), arrays
+
+
+class FusedPow(FusedStage):
+    def apply(self, x: Array, arrays: tuple[Array, ...], variant: Hashable) -> tuple[Array, tuple[Array, ...]]:
+        exponent = float(self.transformer.settings.exponent)
+        if isinstance(x, np.ndarray):
+            with np.errstate(all="ignore"):
+                return (np.multiply(x, x, out=x) if exponent == 2.0 else np.power(x, exponent, out=x)), arrays
+        return (x * x if exponent == 2.0 else x**exponent), arrays
+
+
+class FusedLog(FusedStage[LogTransformer]):
+    def __init__(self, transformer: LogTransformer, message: AxisArray) -> None:
+        super().__init__(transformer, message)
+        import mlx.core as mx
+
+        self._least = np.finfo(np.float32).smallest_normal if transformer.settings.clip_zero else np.float32(-np.inf)
+        self._divisor = np.float32(mx.log(transformer.settings.base).item())
+
+    def apply(self, x: Array, arrays: tuple[Array, ...], variant: Hashable) -> tuple[Array, tuple[Array, ...]]:
+        if isinstance(x, np.ndarray):
+            x = np.ascontiguousarray(x)
+            logarithm(x.reshape(-1), self._least, self._divisor)
+            return x, arrays
+        xp = get_namespace(x)
+        if self.transformer.settings.clip_zero:
+            x = xp.clip(x, float(self._least), None)
+        return xp.log(x) / xp.log(self.transformer.settings.base), arrays
+
+
+fusion_of(AbsTransformer)(FusedAbs)
+fusion_of(ClipTransformer)(FusedClip)
+fusion_of(PowTransformer)(FusedPow)
+fusion_of(sigproc_pow.PowTransformer)(FusedPow)
+fusion_of(LogTransformer)(FusedLog)

@@ -1,0 +1,192 @@
+"""Functions that give fewer samples than they take: bins, and every n-th sample.
+
+Both count samples from message to message. Where a bin or the next sample begins in a message is a number on the
+device, and not a part of the compiled function: otherwise each length would mean as many functions as it has phases.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from ezmsg.sigproc.aggregate import AggregationFunction
+from ezmsg.sigproc.binned_aggregate import BinnedAggregateTransformer
+from ezmsg.sigproc.downsample import DownsampleTransformer
+from ezmsg.util.messages.axisarray import AxisArray
+from ezmsg.util.messages.util import replace
+
+from ...stream.fusible import Array, Axes, FusedStage, Step, fusion_of
+from .loops import bin_means
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+_REDUCED = {AggregationFunction.MEAN, AggregationFunction.SUM, AggregationFunction.MIN, AggregationFunction.MAX}
+
+
+class FusedBins(FusedStage[BinnedAggregateTransformer]):
+    """Bins of the stream dimension, where it is the first.
+
+    Counts: the bins that are done, and the samples of the open one. Arrays: room for the samples of an open bin, of
+    which the first are there; and, on a GPU, their number. Variant: the ends of the bins that close, counted from the
+    beginning of the open bin, and whether nothing is open before and after.
+    """
+
+    def __init__(self, transformer: BinnedAggregateTransformer, message: AxisArray) -> None:
+        super().__init__(transformer, message)
+        self._schedule = copy.copy(transformer.state.schedule)
+        self._room = math.ceil(self._schedule.spb) + 1
+        self._others = message.data.shape[1:]
+        self._operations = transformer._operations
+        self._is_multiple = isinstance(transformer.settings.operation, tuple)
+
+    def load(self) -> tuple[tuple[mx.array, ...], Hashable]:
+        import mlx.core as mx
+
+        state = self.transformer.state
+        n_open = 0 if state.carry is None else state.carry.shape[0]
+        room = mx.zeros((self._room - n_open, *self._others))
+        room = room if state.carry is None else mx.concatenate([state.carry, room])
+        n_open_on_device = mx.array([n_open], mx.int32)
+        mx.eval(room, n_open_on_device)
+        return (room, n_open_on_device), (state.schedule.n_bins_done, n_open)
+
+    def store(self, arrays: tuple[mx.array, ...], counts: Hashable) -> None:
+        state = self.transformer.state
+        n_done, n_open = counts
+        state.schedule.n_bins_done, state.schedule.carry_count = n_done, n_open
+        # Sigproc has none before the first sample, and none right after a bin.
+        state.carry = arrays[0][:n_open] if n_open else None
+
+    def advance(self, n_samples: int, counts: Hashable, axes: Axes) -> Step:
+        schedule, axis = self._schedule, axes[self.dim]
+        n_done, n_open = counts
+        schedule.n_bins_done, schedule.carry_count = n_done, n_open
+        step = schedule.advance(n_samples, axis.offset, axis.gain)
+        axes = {**axes, self.dim: replace(axis, gain=step.output_gain, offset=step.output_offset)}
+        if self._is_multiple:
+            axes[self.transformer.settings.newaxis] = self.transformer.state.metric_axis
+        is_aligned = n_open == 0 and step.carry_count == 0 and step.n_bins > 0
+        variant = tuple(step.cut_points), is_aligned
+        return Step(variant, step.n_bins, (schedule.n_bins_done, schedule.carry_count), axes)
+
+    def apply(self, x: Array, arrays: tuple[Array, ...], variant: Hashable) -> tuple[Array, tuple[Array, ...]]:
+        ends, is_aligned = variant
+        if isinstance(x, np.ndarray):
+            return self._on_host(x, arrays, ends, is_aligned)
+        return self._on_device(x, arrays, ends, is_aligned)
+
+    def _on_host(self, x: Array, arrays: tuple[Array, ...], ends: tuple[int, ...], is_aligned: bool) -> tuple:
+        room, n_open = arrays
+        if is_aligned:
+            return self._reduced_on_host(x, ends), arrays
+        first = int(n_open[0])
+        after = first + len(x)
+        if not ends:
+            # Behind what the state holds, so that the state before this message is as it was.
+            room[first:after] = x
+            return x[:0], (room, np.array([after], np.int32))
+        if after <= len(room):
+            room[first:after] = x
+            work = room[:after]
+        else:
+            work = np.concatenate([room[:first], x])
+        y = self._reduced_on_host(work, ends)
+        n_left = after - ends[-1]
+        if n_left:
+            room = np.empty_like(room)
+            room[:n_left] = work[ends[-1] :]
+        return y, (room, np.array([n_left], np.int32))
+
+    def _reduced_on_host(self, work: Array, ends: tuple[int, ...]) -> Array:
+        results = []
+        for operation in self._operations:
+            if operation is AggregationFunction.MEAN:
+                y = np.empty((len(ends), *self._others), np.float32)
+                bin_means(work.reshape(len(work), -1), np.array(ends), y.reshape(len(ends), -1))
+            else:
+                y = self._reduced(work, ends, operation, np)
+            results.append(y)
+        return np.stack(results, axis=-1) if self._is_multiple else results[0]
+
+    def _on_device(self, x: Array, arrays: tuple[Array, ...], ends: tuple[int, ...], is_aligned: bool) -> tuple:
+        import mlx.core as mx
+
+        room, n_open = arrays
+        n_samples = x.shape[0]
+        if is_aligned:
+            work = x
+        elif not ends:
+            return x[:0], (mx.slice_update(room, x, n_open, [0]), n_open + n_samples)
+        else:
+            last = ends[-1]
+            n_rows = max(self._room + n_samples, last + self._room)
+            work = mx.concatenate([room, mx.zeros((n_rows - self._room, *self._others))])
+            work = mx.slice_update(work, x, n_open, [0])
+            arrays = work[last : last + self._room], n_open + (n_samples - last)
+        results = [self._reduced(work, ends, operation, mx) for operation in self._operations]
+        return (mx.stack(results, axis=-1) if self._is_multiple else results[0]), arrays
+
+    def _reduced(self, work: Array, ends: tuple[int, ...], operation: AggregationFunction, xp: object) -> Array:
+        bins = list(zip((0, *ends), ends))
+        reduce, length = getattr(xp, operation.value), ends[0]
+        if all(end - start == length for start, end in bins):
+            return reduce(work[: ends[-1]].reshape(len(ends), length, *self._others), axis=1)
+        return xp.stack([reduce(work[start:end], axis=0) for start, end in bins], axis=0)
+
+
+@fusion_of(BinnedAggregateTransformer)
+def fuse_bins(transformer: BinnedAggregateTransformer, message: AxisArray) -> FusedStage | None:
+    settings = transformer.settings
+    operations = settings.operation if isinstance(settings.operation, tuple) else (settings.operation,)
+    stage = FusedBins(transformer, message)
+    # A bin shorter than a sample may be empty.
+    is_dense = transformer.state.schedule.spb >= 1.0
+    if settings.passthrough or not is_dense or not _REDUCED.issuperset(operations):
+        return None
+    return stage if stage.axis == 0 and transformer.state.axis == stage.dim else None
+
+
+class FusedDownsample(FusedStage[DownsampleTransformer]):
+    """Every n-th sample. Count: that of ezmsg-sigproc. Array: the place of the first sample in the next message."""
+
+    def load(self) -> tuple[tuple[mx.array, ...], Hashable]:
+        import mlx.core as mx
+
+        index = self.transformer.state.s_idx
+        first = mx.array(-index % self.transformer.state.q, mx.int32)
+        mx.eval(first)
+        return (first,), index
+
+    def store(self, arrays: tuple[mx.array, ...], counts: Hashable) -> None:
+        self.transformer.state.s_idx = counts
+
+    def advance(self, n_samples: int, counts: Hashable, axes: Axes) -> Step:
+        q, axis = self.transformer.state.q, axes[self.dim]
+        first = -counts % q
+        n_kept = max(-(-(n_samples - first) // q), 0)
+        if n_samples > 0:
+            counts = (counts + n_samples - 1) % q + 1
+        offset = axis.offset + axis.gain * (first if n_kept else 0)
+        axes = {**axes, self.dim: replace(axis, gain=axis.gain * q, offset=offset)}
+        return Step((n_samples, n_kept), n_kept, counts, axes)
+
+    def apply(self, x: Array, arrays: tuple[Array, ...], variant: Hashable) -> tuple[Array, tuple[Array, ...]]:
+        n_samples, n_kept = variant
+        (first,), q = arrays, self.transformer.state.q
+        if isinstance(x, np.ndarray):
+            start = int(first)
+            kept = x[(slice(None),) * self.axis + (slice(start, start + n_kept * q, q),)]
+            return np.ascontiguousarray(kept), (np.array((start - n_samples) % q, np.int32),)
+        import mlx.core as mx
+
+        return mx.take(x, first + mx.arange(n_kept, dtype=mx.int32) * q, axis=self.axis), ((first - n_samples) % q,)
+
+
+@fusion_of(DownsampleTransformer)
+def fuse_downsample(transformer: DownsampleTransformer, message: AxisArray) -> FusedStage | None:
+    stage = FusedDownsample(transformer, message)
+    return stage if transformer.state.axis == stage.dim else None

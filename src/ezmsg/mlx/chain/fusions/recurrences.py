@@ -1,0 +1,128 @@
+"""Moving averages and filters, by the kernels that their transformers use."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from ezmsg.util.messages.axisarray import AxisArray
+
+from ...detrend import DetrendTransformer
+from ...ewma import EWMATransformer
+from ...filter import FilterTransformer
+from ...kernels import default_path, kernel
+from ...stream.fusible import Array, Axes, FusedStage, Step, fusion_of
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+
+def _run(recurrence: str, x: Array, coefficients: object, zi: Array, axis: int, sizes: tuple[int, ...]) -> tuple:
+    """The kernel of *recurrence*, for arrays of either library."""
+    run = kernel(recurrence, default_path()).run
+    if not isinstance(x, np.ndarray):
+        return run(x, coefficients, zi, axis, sizes)
+    import mlx.core as mx
+
+    # Copies, which MLX's CPU device gives at once: nothing waits for an evaluation.
+    y, zf = run(mx.array(x), coefficients, mx.array(zi), axis, sizes)
+    return np.asarray(y), np.asarray(zf)
+
+
+class FusedAverage(FusedStage[EWMATransformer]):
+    """Arrays: the state of the average, and that of its weights while they matter. Count: the samples so far."""
+
+    subtracts = False
+
+    def __init__(self, transformer: EWMATransformer, message: AxisArray) -> None:
+        super().__init__(transformer, message)
+        self._alpha, self._sizes = transformer.state.alpha, transformer.settings.mlx_metal_chunk_sizes
+        self._accumulates = transformer.settings.accumulate
+        self._corrects = transformer.state.weight is not None
+
+    def load(self) -> tuple[tuple[mx.array, ...], Hashable] | None:
+        state = self.transformer.state
+        if not self._corrects:
+            return (state.zi,), state.n_seen
+        if state.weight is not None:
+            return (state.zi, state.weight), state.n_seen
+        import mlx.core as mx
+
+        from ...kernels.layout import to_pairs
+
+        # The transformer has stopped correcting: all weights are 1.
+        settled = to_pairs(np.full([1] * state.zi.ndim, 1.0 - self._alpha), axis=self.axis)
+        return (state.zi, mx.broadcast_to(mx.array(settled), state.zi.shape)), state.n_seen
+
+    def store(self, arrays: tuple[mx.array, ...], counts: Hashable) -> None:
+        state = self.transformer.state
+        state.zi, state.weight, state.n_seen = arrays[0], arrays[1] if len(arrays) > 1 else None, counts
+
+    def advance(self, n_samples: int, counts: Hashable, axes: Axes) -> Step:
+        return Step(None, n_samples, counts + n_samples if self._accumulates else counts, axes)
+
+    def apply(self, x: Array, arrays: tuple[Array, ...], variant: Hashable) -> tuple[Array, tuple[Array, ...]]:
+        y, *after = _run("ewma", x, self._alpha, arrays[0], self.axis, self._sizes)
+        if len(arrays) > 1:
+            xp = np if isinstance(x, np.ndarray) else _mlx()
+            finite = xp.isfinite(x)
+            ones = xp.where(finite, np.float32(1.0), np.float32(np.nan))
+            weights, weight = _run("ewma", ones, self._alpha, arrays[1], self.axis, self._sizes)
+            y = xp.where(finite, y / weights, y)
+            after.append(weight)
+        if self.subtracts:
+            y = np.subtract(x, y, out=x) if isinstance(x, np.ndarray) else x - y
+        return y, tuple(after) if self._accumulates else arrays
+
+
+class FusedDetrend(FusedAverage):
+    subtracts = True
+
+
+def _mlx():  # noqa: ANN202 - a module
+    import mlx.core
+
+    return mlx.core
+
+
+def _is_set_up(transformer: EWMATransformer) -> bool:
+    return not transformer.settings.passthrough and transformer.state.zi is not None
+
+
+@fusion_of(EWMATransformer)
+def fuse_average(transformer: EWMATransformer, message: AxisArray) -> FusedStage | None:
+    return FusedAverage(transformer, message) if _is_set_up(transformer) else None
+
+
+@fusion_of(DetrendTransformer)
+def fuse_detrend(transformer: DetrendTransformer, message: AxisArray) -> FusedStage | None:
+    return FusedDetrend(transformer, message) if _is_set_up(transformer) else None
+
+
+class FusedSections(FusedStage[FilterTransformer]):
+    """Second-order sections. Array: their state."""
+
+    def __init__(self, transformer: FilterTransformer, message: AxisArray) -> None:
+        super().__init__(transformer, message)
+        self._sections, self._sizes = transformer.state.sections, transformer.settings.mlx_metal_chunk_sizes
+
+    def load(self) -> tuple[tuple[mx.array, ...], Hashable] | None:
+        state = self.transformer.state
+        # Coefficients that have been changed are read by the transformer, with its next message.
+        return ((state.zi,), None) if state.sections is self._sections else None
+
+    def store(self, arrays: tuple[mx.array, ...], counts: Hashable) -> None:
+        self.transformer.state.zi = arrays[0]
+
+    def apply(self, x: Array, arrays: tuple[Array, ...], variant: Hashable) -> tuple[Array, tuple[Array, ...]]:
+        y, zf = _run("sosfilt", x, self._sections, arrays[0], self.transformer.state.axis_idx, self._sizes)
+        return y, (zf,)
+
+
+@fusion_of(FilterTransformer)
+def fuse_sections(transformer: FilterTransformer, message: AxisArray) -> FusedStage | None:
+    settings = transformer.settings
+    if settings.coef_type != "sos" or not settings.use_mlx_metal or transformer.state.sections is None:
+        return None
+    return FusedSections(transformer, message)

@@ -1,0 +1,120 @@
+"""Functions of the channels of one sample."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from ezmsg.baseproc import resolve_feature_dim
+from ezmsg.sigproc.affinetransform import AffineTransformTransformer, CommonRereferenceTransformer
+from ezmsg.sigproc.aggregate import AggregateTransformer, AggregationFunction
+from ezmsg.util.messages.axisarray import AxisArray
+
+from ...stream.fusible import Array, Axes, FusedStage, Step, fusion_of
+from .loops import subtract_row_means
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+
+class FusedCommonRereference(FusedStage[CommonRereferenceTransformer]):
+    """Subtracts the mean of all channels; groups and medians are left to the transformer."""
+
+    def __init__(self, transformer: CommonRereferenceTransformer, message: AxisArray) -> None:
+        super().__init__(transformer, message)
+        axis = transformer.settings.axis or resolve_feature_dim(message)
+        self._channels = message.get_axis_idx(axis)
+        self._n_channels = message.data.shape[self._channels]
+        self._scale = float(transformer.state.scale)
+
+    def apply(self, x: Array, arrays: tuple[Array, ...], variant: Hashable) -> tuple[Array, tuple[Array, ...]]:
+        if isinstance(x, np.ndarray):
+            if self._channels == x.ndim - 1:
+                subtract_row_means(x.reshape(-1, self._n_channels), np.float32(1.0 / self._n_channels))
+            else:
+                # In order along the axis, as MLX adds up.
+                x -= np.add.reduce(x, axis=self._channels, keepdims=True) * np.float32(1.0 / self._n_channels)
+        else:
+            x = x - x.mean(axis=self._channels, keepdims=True)
+        if self._scale != 1.0:
+            x = np.multiply(x, np.float32(self._scale), out=x) if isinstance(x, np.ndarray) else x * self._scale
+        return x, arrays
+
+
+@fusion_of(CommonRereferenceTransformer)
+def fuse_common_rereference(transformer: CommonRereferenceTransformer, message: AxisArray) -> FusedStage | None:
+    state = transformer.state
+    if transformer.settings.mode != "mean" or state.passthrough or not state.single:
+        return None
+    return FusedCommonRereference(transformer, message)
+
+
+class FusedAffine(FusedStage[AffineTransformTransformer]):
+    """One matrix product with all weights; blocks are left to the transformer.
+
+    The weights are part of the arrays, so that ones that are set in the middle of a stream count from then on.
+    """
+
+    def __init__(self, transformer: AffineTransformTransformer, message: AxisArray) -> None:
+        super().__init__(transformer, message)
+        self._name = transformer.settings.axis or resolve_feature_dim(message)
+        self._mixed = message.get_axis_idx(self._name)
+        self._n_in = message.data.shape[self._mixed]
+
+    def load(self) -> tuple[tuple[mx.array, ...], Hashable] | None:
+        state = self.transformer.state
+        if state.blocks is not None or state.weights is None:
+            return None
+        return (state.weights,), None
+
+    def advance(self, n_samples: int, counts: Hashable, axes: Axes) -> Step:
+        new_axis = self.transformer.state.new_axis
+        return Step(None, n_samples, counts, axes if new_axis is None else {**axes, self._name: new_axis})
+
+    def apply(self, x: Array, arrays: tuple[Array, ...], variant: Hashable) -> tuple[Array, tuple[Array, ...]]:
+        (weights,) = arrays
+        last = x.ndim - 1
+        order = [*(axis for axis in range(x.ndim) if axis != self._mixed), self._mixed]
+        if self._mixed != last:
+            x = x.transpose(order)
+        if weights.shape[0] - 1 == self._n_in:
+            y = x @ weights[:-1] + weights[-1:]
+        else:
+            y = x @ weights
+        if self._mixed != last:
+            y = y.transpose([order.index(axis) for axis in range(x.ndim)])
+        return y if not isinstance(y, np.ndarray) else np.ascontiguousarray(y), arrays
+
+
+@fusion_of(AffineTransformTransformer)
+def fuse_affine(transformer: AffineTransformTransformer, message: AxisArray) -> FusedStage | None:
+    stage = FusedAffine(transformer, message)
+    # Without state it passes messages through; along the stream dimension the length would change.
+    return stage if stage.load() is not None and stage._mixed != stage.axis else None
+
+
+_REDUCED = {AggregationFunction.MEAN, AggregationFunction.SUM, AggregationFunction.MIN, AggregationFunction.MAX}
+
+
+class FusedAggregate(FusedStage[AggregateTransformer]):
+    """Reduces another dimension than that of the stream."""
+
+    def __init__(self, transformer: AggregateTransformer, message: AxisArray) -> None:
+        super().__init__(transformer, message)
+        self._reduced = message.get_axis_idx(transformer.settings.axis)
+
+    def advance(self, n_samples: int, counts: Hashable, axes: Axes) -> Step:
+        kept = {name: axis for name, axis in axes.items() if name != self.transformer.settings.axis}
+        return Step(None, n_samples, counts, kept)
+
+    def apply(self, x: Array, arrays: tuple[Array, ...], variant: Hashable) -> tuple[Array, tuple[Array, ...]]:
+        return getattr(x, self.transformer.settings.operation.value)(axis=self._reduced), arrays
+
+
+@fusion_of(AggregateTransformer)
+def fuse_aggregate(transformer: AggregateTransformer, message: AxisArray) -> FusedStage | None:
+    stage = FusedAggregate(transformer, message)
+    if transformer.settings.operation not in _REDUCED or stage._reduced == stage.axis:
+        return None
+    return stage

@@ -1,0 +1,69 @@
+"""A fused run on the CPU: NumPy and numba, on memory that stays in the processor's cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from .fusedrun import Arrays, FusedRun, Key, Steps
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+KEPT_FLOATS = 1 << 20
+"""Float32 values that a run keeps memory for (4 MiB), so that rare long messages do not hold it for good."""
+
+
+class HostRun(FusedRun):
+    """No MLX evaluation between the stages, each of which waits some 40 us for MLX's thread. Takes all lengths."""
+
+    how = "with NumPy and numba"
+
+    _scratch: npt.NDArray[np.float32] | None = None
+
+    def _takes(self, n_samples: int) -> bool:
+        return True
+
+    def _is_ready(self, key: Key) -> bool:
+        return True
+
+    def _compute(self, data: npt.NDArray | mx.array, arrays: Arrays, steps: Steps) -> tuple:
+        x = self._memory_for(data.shape)
+        if self.ends.entry is None:
+            data = np.asarray(data)
+        if data.dtype.itemsize == 8:
+            with np.errstate(over="ignore"):
+                np.copyto(x, data, casting="unsafe")
+        else:
+            np.copyto(x, data, casting="unsafe")
+        y, arrays = self._apply(x, arrays, steps.key[1], steps.lengths)
+        if y is None:
+            y = np.empty(self._result_shape(0), np.float32)
+        if self.ends.exit is None:
+            import mlx.core as mx
+
+            return mx.array(y), arrays
+        if self._dtype is not None and self._dtype != "float32":
+            return np.array(y, dtype=self._dtype), arrays
+        # The result owns its memory, as that of AsArray does.
+        return (y if y.base is None and y is not x else y.copy()), arrays
+
+    def _memory_for(self, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+        scratch = self._scratch
+        if scratch is None or scratch.shape != shape:
+            scratch = np.empty(shape, np.float32)
+            if scratch.size <= KEPT_FLOATS:
+                self._scratch = scratch
+        return scratch
+
+    def _from_transformers(self, arrays: Sequence[tuple[mx.array, ...]]) -> Arrays:
+        # Copies, since MLX frees its own when the transformers take others.
+        return tuple(tuple(np.array(array) for array in held) for held in arrays)
+
+    def _for_transformers(self, arrays: Arrays) -> Sequence[tuple[mx.array, ...]]:
+        import mlx.core as mx
+
+        return [tuple(mx.array(array) for array in held) for held in arrays]

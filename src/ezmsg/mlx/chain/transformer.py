@@ -1,0 +1,246 @@
+"""Transformers that run a list of others, and the unit that does."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable, Mapping
+
+import ezmsg.core as ez
+from ezmsg.baseproc import BaseTransformerUnit, CompositeProcessor, SettingsType, profile_subpub, resolve_stream_dim
+from ezmsg.util.messages.axisarray import AxisArray
+from ezmsg.util.messages.util import replace
+
+from ..stream import steps
+from ..stream.steps import Output, Step, steps_of
+from .runner import Runner
+
+Stages: typing.TypeAlias = steps.Chain | Mapping[str, Step]
+"""Transformers in order: one, several, or several by their names."""
+
+
+def named_stages(stages: Stages, name: str) -> dict[str, Step]:
+    """*stages* by their names: those given, or else the class's without "Transformer", numbered from its second on.
+
+    Raises:
+        TypeError: There is no stage, or one that cannot be called; the error calls what was given *name*.
+    """
+    if isinstance(stages, Mapping):
+        steps_of(list(stages.values()), name)
+        return dict(stages)
+    named: dict[str, Step] = {}
+    for stage in steps_of(stages, name):
+        label = base = type(stage).__name__.removesuffix("Transformer")
+        number = 1
+        while label in named:
+            number += 1
+            label = f"{base}{number}"
+        named[label] = stage
+    return named
+
+
+class BaseChainTransformer(CompositeProcessor[SettingsType, AxisArray, Output], typing.Generic[SettingsType]):
+    """Base of composites whose stages run as one where they can.
+
+    In the manner of :obj:`ezmsg.baseproc.CompositeProcessor`, which it extends: a subclass has settings of its own and
+    says in ``_initialize_processors`` of which stages it consists, by their names. Stages may give lists of messages,
+    as Rechunk and ReadLate do.
+
+        >>> import ezmsg.core as ez
+        >>> from ezmsg.mlx import AsArrayTransformer, BaseChainTransformer, DetrendTransformer, PowTransformer
+        >>> class PowerSettings(ez.Settings):
+        ...     time_constant: float = 1.0
+        >>> class PowerTransformer(BaseChainTransformer[PowerSettings]):
+        ...     @staticmethod
+        ...     def _initialize_processors(settings):
+        ...         return {
+        ...             "to_mlx": AsArrayTransformer(backend="mlx", dtype="float32"),
+        ...             "detrend": DetrendTransformer(time_constant=settings.time_constant),
+        ...             "square": PowTransformer(),
+        ...             "to_numpy": AsArrayTransformer(backend="numpy"),
+        ...         }
+        >>> list(PowerTransformer().stages)
+        ['to_mlx', 'detrend', 'square', 'to_numpy']
+
+    A call takes and gives what the stages would, one by one: a message; a list where a stage gives lists; None where
+    one gives None. Values, dtype, axes, offsets and attrs are theirs, and so are errors. What differs:
+
+    - Rounding. On MLX's CPU device the values are the same to the last bit, if no filter or matrix product is among
+      the stages; on a GPU a compiled function may round otherwise.
+    - A stage that raises loses its message for all stages: the state of each is as if the message had not come. (One
+      by one, those before it have seen the message.) Arrays that a stage writes to in place stay written to.
+    - What stages only have in common with their ``_process`` being called, like a subclass's own, is not fused.
+
+    Args:
+        settings: Those of the subclass.
+    """
+
+    _lengths: tuple[int, ...] | None = None
+    _fuse = True
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)
+        self._renew()
+
+    @property
+    def stages(self) -> Mapping[str, Step]:
+        """The stages by their names, with their present state."""
+        self._runner.store()
+        return self._procs
+
+    @property
+    def state(self) -> dict[str, typing.Any]:
+        """The state of each stage that has one."""
+        self._runner.store()
+        return CompositeProcessor.state.fget(self)
+
+    @state.setter
+    def state(self, state: dict[str, typing.Any] | bytes | None) -> None:
+        self._runner.store()
+        CompositeProcessor.state.fset(self, state)
+
+    def update_settings(self, new_settings: SettingsType) -> None:
+        """Take other settings: stages of the same name and class keep their state as far as their settings allow."""
+        self._runner.store()
+        super().update_settings(new_settings)
+        self._renew()
+
+    def update_stage(self, name: str, settings: ez.Settings | None = None, **changes: object) -> None:
+        """Change the settings of one stage while it runs.
+
+        Args:
+            name: Of the stage.
+            settings: All of its settings; None: those that it has, with *changes*.
+            **changes: Fields of its settings.
+
+        Raises:
+            ValueError: No stage has this name.
+            As the settings of the stage, if they do not allow a value.
+        """
+        if name not in self._procs:
+            raise ValueError(f"name is {name!r}; allowed are {', '.join(map(repr, self._procs))}.")
+        self._runner.store()
+        stage = self._procs[name]
+        stage.update_settings(replace(settings or stage.settings, **changes) if changes else settings)
+
+    def flush(self) -> list[AxisArray]:
+        """What the stages still hold at the end of a stream, and what the stages behind make of it."""
+        return self._runner.flush()
+
+    def describe(self) -> str:
+        """A line for each stage, which says whether it is fused; the first messages of a stream decide."""
+        return self._runner.describe()
+
+    def stateful_op(self, state: dict | None, message: AxisArray) -> tuple[dict, Output]:
+        """Run *message* from the given state, as in ezmsg-baseproc: stage by stage, without lists."""
+        self._runner.store()
+        return super().stateful_op(state, message)
+
+    def _process(self, message: AxisArray) -> Output:
+        return self._post_process(self._runner(message))
+
+    async def _aprocess(self, message: AxisArray) -> Output:
+        return self._process(message)
+
+    def _validate_processor_chain(self) -> None:
+        # ezmsg-baseproc compares what each stage gives with what the next takes, and knows no lists.
+        self._procs = named_stages(self._procs, "The chain")
+
+    def _renew(self) -> None:
+        self._runner = Runner(type(self).__name__, self._procs, self._fuse, self._lengths)
+
+
+class ChainSettings(ez.Settings):
+    """Settings for :obj:`Chain`."""
+
+    make_chain: Callable[[], Stages]
+    """Makes the stages: a transformer, a sequence of them, or a dictionary by their names. Called where they run, so a
+    function of a module (or :func:`functools.partial` of one) lets the unit start in a spawned process."""
+
+    fuse: bool = True
+    """Whether stages run as one where they can. False runs them one by one, to compare."""
+
+    lengths: tuple[int, ...] | None = None
+    """Lengths of messages, in samples, that are compiled ahead on a GPU when the stream starts. None: those of the
+    Rechunk in front, or else the lengths of the first messages. All other lengths run stage by stage."""
+
+    def __post_init__(self) -> None:
+        if not callable(self.make_chain):
+            raise TypeError(f"make_chain is {self.make_chain!r}; allowed is a function that makes the stages.")
+        if not isinstance(self.fuse, bool):
+            raise TypeError(f"fuse is {self.fuse!r}; allowed are True and False.")
+        lengths = self.lengths
+        if lengths is not None and not (isinstance(lengths, (tuple, list)) and all(map(_is_length, lengths))):
+            raise TypeError(f"lengths is {lengths!r}; allowed are None and a tuple of integers >= 1.")
+
+
+def _is_length(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+class ChainTransformer(BaseChainTransformer[ChainSettings]):
+    """Run the stages that a function makes, as one where they can; see :obj:`BaseChainTransformer`.
+
+        >>> from ezmsg.mlx import AsArrayTransformer, ChainTransformer, EWMATransformer
+        >>> def make_chain():
+        ...     return [AsArrayTransformer(backend="mlx", dtype="float32"), EWMATransformer(), AsArrayTransformer()]
+        >>> chain = ChainTransformer(make_chain=make_chain)
+        >>> list(chain.stages)
+        ['AsArray', 'EWMA', 'AsArray2']
+
+    Raises:
+        TypeError: ``make_chain`` made something that cannot be called.
+    """
+
+    @staticmethod
+    def _initialize_processors(settings: ChainSettings) -> dict[str, typing.Any]:
+        return named_stages(settings.make_chain(), "make_chain")
+
+    def _renew(self) -> None:
+        self._fuse = self.settings.fuse
+        self._lengths = None if self.settings.lengths is None else tuple(self.settings.lengths)
+        super()._renew()
+
+
+@dataclasses.dataclass(frozen=True)
+class StageSettings:
+    """New settings for one stage of a :obj:`Chain`."""
+
+    stage: str
+    """Name of the stage."""
+
+    settings: ez.Settings
+    """All of its settings."""
+
+
+class Chain(BaseTransformerUnit[ChainSettings, AxisArray, Output, ChainTransformer]):
+    """Many stages in one unit: a message costs one hop, and what can be fused costs one call.
+
+    A list is published message by message. A message without samples is not, if it came of one that had some, as
+    ezmsg-sigproc's units that reduce a rate do.
+    """
+
+    SETTINGS = ChainSettings
+
+    INPUT_STAGE_SETTINGS = ez.InputStream(StageSettings)
+
+    @ez.subscriber(BaseTransformerUnit.INPUT_SIGNAL)
+    @ez.publisher(BaseTransformerUnit.OUTPUT_SIGNAL)
+    @profile_subpub(trace_oldest=False)
+    async def on_signal(self, message: AxisArray) -> typing.AsyncGenerator:
+        output = await self.processor.__acall__(message)
+        if output is None:
+            return
+        had_samples = 0 not in message.data.shape
+        for result in output if isinstance(output, (list, tuple)) else (output,):
+            if not (had_samples and _is_empty(result)):
+                yield self.OUTPUT_SIGNAL, result
+
+    @ez.subscriber(INPUT_STAGE_SETTINGS)
+    async def on_stage_settings(self, message: StageSettings) -> None:
+        self.processor.update_stage(message.stage, message.settings)
+
+
+def _is_empty(message: AxisArray) -> bool:
+    dim = resolve_stream_dim(message) if message.dims else None
+    return dim in message.dims and message.data.shape[message.get_axis_idx(dim)] == 0
