@@ -13,14 +13,15 @@ them stand the figures that ezmsg-sigproc has published for Metal, where there a
 """
 
 import argparse
-import multiprocessing
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
 
-import ewma_chain as shared
+from support import checked_options as checked
+from support import ewma_chain as shared
+from support.fresh_process import in_fresh_process
+
 import ezmsg.core as ez
 import numpy as np
 from ewma_chain_offline import make_chain
@@ -130,8 +131,7 @@ PUBLISHED = "published for Metal"
 
 def measured(function: Callable, *arguments: object) -> list:
     """``function(argument)`` for each argument, each in a fresh spawned process."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as executor:
-        return [executor.submit(function, argument).result() for argument in arguments]
+    return [in_fresh_process(function, argument) for argument in arguments]
 
 
 def tables(only: list[str]) -> Iterable[Table]:
@@ -171,10 +171,8 @@ def main() -> int:
     only = parser.parse_args().only.split(",")
     if unknown := set(only) - set(names):
         parser.error(f"argument --only: got {', '.join(map(repr, sorted(unknown)))}; allowed are {', '.join(names)}")
-    try:
-        mx = import_mlx()
-    except ImportError as error:
-        parser.exit(1, f"{error}\n")
+    checked.require_mlx(parser)
+    mx = import_mlx()
     ez.logger.setLevel("WARNING")
     console = Console()
     console.print(f"MLX {mx.__version__ if hasattr(mx, '__version__') else ''}, {mx.default_device()}")
@@ -184,4 +182,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -22,15 +22,16 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-import checked_options as checked
+from support import checked_options as checked
+from support.cache_limits_report import Comparison, Course, Run, draw, print_report
+from support.ewma_chain import end_of, to_mlx
+from support.fresh_process import in_fresh_process, lift_small_default
+
 import numpy as np
-from cache_limits_report import Comparison, Course, Run, draw, print_report
-from ewma_chain import end_of, to_mlx
 from ewma_chain_offline import make_chain
-from fresh_process import in_fresh_process, lift_small_default
 from rich.console import Console
 
-from ezmsg.mlx import RechunkTransformer, SimulatedAcquisitionSettings, simulated_acquisition
+from ezmsg.mlx import RechunkTransformer, SimulatedAcquisitionSettings, message_lengths, simulated_acquisition
 from ezmsg.mlx.memory import memory_snapshot
 from ezmsg.mlx.plan import recommend_cache_limit
 
@@ -137,6 +138,13 @@ def recommended_limits(stream: SimulatedAcquisitionSettings) -> tuple[float, flo
     return recommend_cache_limit(chain, messages).limit_mb, recommend_cache_limit(chain, pieces).limit_mb
 
 
+def stalls_of(stream: SimulatedAcquisitionSettings) -> list[float]:
+    """When stalls end, in seconds of stream."""
+    ends = itertools.accumulate(message_lengths(stream))
+    longer = (length > stream.samples_per_message for length in message_lengths(stream))
+    return [end / stream.sampling_rate for end, is_longer in zip(ends, longer) if is_longer]
+
+
 def compare(
     names: list[str],
     stream: SimulatedAcquisitionSettings,
@@ -163,6 +171,7 @@ def compare(
             limits_mb={key: configuration.limit_mb for key, configuration in configurations.items()},
             runs=runs,
             notes=notes,
+            stalls=stalls_of(stream),
         )
         for repeat in range(repeats):
             for number, (name, configuration) in enumerate(configurations.items(), start=1):
@@ -189,10 +198,10 @@ def parse_options() -> argparse.Namespace:
     names = list(CONFIGURATIONS)
     parser.add_argument("--configurations", metavar="NAME", nargs="+", choices=names, default=names, help=text)
     parser.add_argument("--json", metavar="FILE", type=checked.file, help="where to save the numbers, after each run")
-    text = 'where to save the picture, or "none" [compare_cache_limits.png]'
-    default_plot = "compare_cache_limits.png"
-    parser.add_argument("--plot", metavar="FILE", type=checked.picture_or_none, default=default_plot, help=text)
+    text = "where to draw the cache over time, and speed against memory"
+    parser.add_argument("--plot", metavar="FILE.png", type=checked.picture, help=text)
     options = parser.parse_args()
+    checked.require_mlx(parser)
     if options.stall_every == 1:
         parser.error("argument --stall-every: at 1 there are no ordinary messages")
     try:

@@ -18,21 +18,23 @@ in ewma_chain_offline.py.
 import math
 import multiprocessing
 import os
-import signal
 import sys
 import threading
+import time
 from collections.abc import AsyncGenerator
 
-import ewma_chain as shared
+from support import ewma_chain as shared
+from support.ewma_chain_acquisition import Acquisition, RunSettings
+from support.interrupts import GraphInterrupts, end_all_processes
+from support.memory_view import save_plot
+
 import ezmsg.core as ez
 import numpy as np
-from ewma_chain_acquisition import Acquisition, RunSettings
 from ezmsg.sigproc.affinetransform import CommonRereference
 from ezmsg.sigproc.binned_aggregate import BinnedAggregate
 from ezmsg.sigproc.math.log import Log
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
-from memory_view import save_plot
 
 from ezmsg.mlx import (
     AsArray,
@@ -113,9 +115,13 @@ class Sink(ez.Unit):
     INPUT_FEATURES = ez.InputStream(AxisArray)
     INPUT_MEMORY = ez.InputStream(AxisArray)
 
+    interrupts: GraphInterrupts
+    """Of the main process, from before the processes start."""
+
     async def initialize(self) -> None:
         self.features: list[np.ndarray] = []
         self.memory: list[tuple[float, MemorySnapshot]] = []
+        self.stalls: list[float] = []
         self.meter = shared.Meter()
         self.progress = shared.ProgressLine(self.SETTINGS.stream.duration)
         self.has_last_bin = False
@@ -127,6 +133,8 @@ class Sink(ez.Unit):
         self.features.append(message.data.copy())
         self.meter = message.attrs["meter"]
         self.progress.update(shared.end_of(message), self.meter)
+        if len(message.data) > self.SETTINGS.most_ordinary_bins:
+            self.stalls.append(time.monotonic())
         # A bin that the stream ends in is never sent: this message is the last if the stream cannot fill another bin.
         n_bins = math.ceil(shared.end_of(message) / shared.BIN.bin_duration - 1e-6)
         if not self.SETTINGS.fills(n_bins + 1):
@@ -148,18 +156,13 @@ class Sink(ez.Unit):
 
     @ez.main
     def wait(self) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         n_processes = len(multiprocessing.active_children())
         with self.progress:
-            while not self.complete.wait(0.5) and len(multiprocessing.active_children()) == n_processes:
-                pass
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+            while not self.complete.wait(0.2) and len(multiprocessing.active_children()) == n_processes:
+                self.interrupts.check()
         if len(multiprocessing.active_children()) < n_processes:
-            # Out of memory, say. ezmsg ends when all processes have met, and would wait for ever.
-            for process in multiprocessing.active_children():
-                process.terminate()
-            print("a process of the graph has died", file=sys.stderr, flush=True)
-            os._exit(1)
+            # Out of memory, say.
+            end_all_processes("a process of the graph has died", 1)
         raise ez.NormalTermination
 
 
@@ -172,8 +175,7 @@ def main(chain_type: type[ez.Collection] = Chain, description: str = __doc__) ->
     acquisition, chain, sink = Acquisition(settings), chain_type(options.to_mlx), Sink(settings)
     # The progress line shows whether the chain keeps up; a warning from another process would run into it.
     os.environ.setdefault("EZMSG_DISABLE_BACKPRESSURE_WARNING", "1")
-    # Inherited by the other processes, which Ctrl-C reaches too: they end with the graph, and not while it starts.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sink.interrupts = GraphInterrupts()
     print("starting the processes", flush=True)
     ez.run(
         ACQUISITION=acquisition,
@@ -191,7 +193,7 @@ def main(chain_type: type[ez.Collection] = Chain, description: str = __doc__) ->
     )
     sink.progress.print_summary(sink.meter)
     if options.plot and sink.memory:
-        save_plot(sink.memory, options.plot)
+        save_plot(sink.memory, options.plot, sink.stalls)
     if sink.progress.interrupted:
         return 130
     if options.save:

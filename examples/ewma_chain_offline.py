@@ -13,7 +13,8 @@ features, is in ewma_chain_graph.py.
 
 import sys
 
-import ewma_chain as shared
+from support import ewma_chain as shared
+
 import numpy as np
 from ezmsg.baseproc import BaseTransformer
 from ezmsg.sigproc.affinetransform import CommonRereferenceTransformer

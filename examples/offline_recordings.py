@@ -15,26 +15,28 @@ is installed on the workers, and they see the same folders.
 
 import argparse
 import contextlib
+import getpass
 import logging
 import os
-import signal
 import sys
+import tempfile
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import checked_options as checked
+from support import checked_options as checked
+from support import offline_features
+from support.interrupts import Interrupts, hidden_from_children
+from support.offline_features import Job, Outcome
+
 import ezmsg.core as ez
-import offline_features
 import rich
-from interrupts import Interrupts
-from offline_features import Job, Outcome
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from ezmsg.mlx import SimulatedAcquisitionSettings
 from ezmsg.mlx.offline.extra import import_extra
-from ezmsg.mlx.stream.convert import import_mlx
 
 RETRIES = 2
 """How often a recording is tried again after an error. Death of a worker is counted apart, by Dask: three times."""
@@ -46,7 +48,9 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recordings", type=Path, metavar="FOLDER", help="folder of .nwb files")
     parser.add_argument("--series", metavar="NAME", help="the electrical series, if a file has several")
-    parser.add_argument("--output", type=checked.folder, metavar="FOLDER", default="features", help="[features]")
+    default = Path(tempfile.gettempdir(), f"ezmsg-mlx-{getpass.getuser()}", "features")
+    text = f"folder of the results [{default}]".replace("%", "%%")
+    parser.add_argument("--output", type=checked.folder, metavar="FOLDER", default=str(default), help=text)
     text = "run on a Dask cluster of N processes of this machine"
     parser.add_argument("--workers", type=checked.count, metavar="N", help=text)
     parser.add_argument("--scheduler", metavar="ADDRESS", help="run on the Dask cluster of this scheduler")
@@ -68,8 +72,8 @@ def parse_options() -> argparse.Namespace:
         SimulatedAcquisitionSettings(duration=options.seconds, stall_every=0)
     except ValueError as error:
         parser.error(f"argument --seconds: {error}")
+    checked.require_mlx(parser)
     try:
-        import_mlx()
         for name in ("pynwb", "zarr", "distributed") if options.workers or options.scheduler else ("pynwb", "zarr"):
             import_extra(name)
     except ImportError as error:
@@ -83,7 +87,7 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
     if options.recordings:
         recordings = sorted(options.recordings.glob("*.nwb"))
     else:
-        from synthetic_recordings import write_recordings
+        from support.synthetic_recordings import write_recordings
 
         rich.print(f"recordings: {options.count} simulated ones in {options.output / 'recordings'}")
         recordings = write_recordings(options.output / "recordings", options.count, options.channels, options.seconds)
@@ -112,17 +116,20 @@ def run_here(jobs: list[Job], report: Report) -> Iterator[tuple[Job, Outcome | E
             yield job, error
 
 
+def _package_of_the_worker() -> str:
+    """A file with all that a worker needs of the examples."""
+    file = Path(tempfile.mkdtemp()) / "support.zip"
+    with zipfile.ZipFile(file, "w") as package:
+        package.writestr("support/__init__.py", "")
+        package.write(offline_features.__file__, "support/offline_features.py")
+    return str(file)
+
+
 def run_on_cluster(
     jobs: list[Job], options: argparse.Namespace, report: Report
 ) -> Iterator[tuple[Job, Outcome | Exception]]:
     import dask
-    from distributed import Client, LocalCluster, WorkerPlugin, as_completed
-
-    class IgnoreCtrlC(WorkerPlugin):
-        """A terminal sends it to the workers, too; they end with the cluster."""
-
-        def setup(self, worker: object) -> None:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from distributed import Client, LocalCluster, as_completed
 
     with contextlib.ExitStack() as stack:
         if options.scheduler:
@@ -130,7 +137,7 @@ def run_on_cluster(
                 client = stack.enter_context(Client(options.scheduler))
             except (OSError, ValueError) as error:
                 sys.exit(f"--scheduler {options.scheduler}: there is no Dask scheduler that answers ({error})")
-            client.upload_file(offline_features.__file__)
+            client.upload_file(_package_of_the_worker())
         else:
             # By default Dask has the workers hand freed memory back at once, to take it anew for each message; they
             # never hold much, and a fifth of their time is in that.
@@ -138,17 +145,18 @@ def run_on_cluster(
             environment.pop("MALLOC_TRIM_THRESHOLD_", None)
             stack.enter_context(dask.config.set({SPAWN_ENVIRONMENT: environment}))
             # One thread each, since MLX's limit and its streams belong to process and thread. Dask spawns them.
-            cluster = stack.enter_context(
-                LocalCluster(
-                    n_workers=options.workers,
-                    threads_per_worker=1,
-                    processes=True,
-                    dashboard_address=":0",
-                    silence_logs=logging.ERROR,
+            # A terminal sends Ctrl-C to the workers, too; they end with the cluster.
+            with hidden_from_children():
+                cluster = stack.enter_context(
+                    LocalCluster(
+                        n_workers=options.workers,
+                        threads_per_worker=1,
+                        processes=True,
+                        dashboard_address=":0",
+                        silence_logs=logging.ERROR,
+                    )
                 )
-            )
             client = stack.enter_context(Client(cluster))
-            client.register_plugin(IgnoreCtrlC())
         client.subscribe_topic(offline_features.TOPIC, lambda event: report(event[1]["recording"], event[1]["seconds"]))
         futures = {
             client.submit(offline_features.extract_features_on_worker, job, pure=False, retries=RETRIES): job
@@ -223,7 +231,7 @@ def _what_was_done(outcome: Outcome) -> str:
     return text if outcome.seconds_done == outcome.seconds else f"{text}, the rest was there"
 
 
-def print_summary(view: View, wall: float) -> None:
+def print_summary(view: View, output: Path, wall: float) -> None:
     worked = [outcome for outcome in view.outcomes if outcome.seconds_done]
     seconds = sum(outcome.seconds_done for outcome in worked)
     table = Table("worker", "recordings", "seconds", "peak RSS, MiB", "cache limit, MiB", box=None)
@@ -238,6 +246,7 @@ def print_summary(view: View, wall: float) -> None:
             "MLX's" if limit is None else f"{limit:g}",
         )
     rich.print(table)
+    print(f"results: {output}")
     print(
         f"{len(worked)} recordings of {seconds:.1f} s in {wall:.1f} s: {60 * len(worked) / wall:.1f} a minute, "
         f"{seconds / wall:.1f}x real time; {len(view.outcomes) - len(worked)} were there, {len(view.errors)} failed"
@@ -270,7 +279,7 @@ def main() -> int:
         print("interrupted; the same command goes on from here")
     if view is not None:
         # After everything has ended, since what is at the final names counts.
-        print_summary(view, time.monotonic() - begin)
+        print_summary(view, options.output, time.monotonic() - begin)
     return 130 if interrupted else 1 if view.errors else 0
 
 

@@ -20,7 +20,9 @@ import sys
 import time
 from mmap import mmap
 
-import checked_options as checked
+from support import checked_options as checked
+from support.interrupts import GraphInterrupts
+
 import ezmsg.core as ez
 import numpy as np
 from ezmsg.util.messages.axisarray import AxisArray
@@ -79,6 +81,8 @@ class Sink(ez.Unit):
 
     INPUT_SIGNAL = ez.InputStream(AxisArray)
 
+    interrupts: GraphInterrupts
+
     async def initialize(self) -> None:
         self.lengths: list[int] = []
         self.times: list[float] = []
@@ -90,7 +94,9 @@ class Sink(ez.Unit):
         self.lengths.append(message.data.shape[0])
         self.segments.append(segment_size(message.data))
         # Rechunk may keep a piece that is shorter than a message.
-        if self.SETTINGS.n_samples - sum(self.lengths) < self.SETTINGS.samples_per_message:
+        complete = self.SETTINGS.n_samples - sum(self.lengths) < self.SETTINGS.samples_per_message
+        self.interrupts.running.set()
+        if complete or self.interrupts.asked.is_set():
             raise ez.NormalTermination
 
 
@@ -106,9 +112,11 @@ def segment_size(data: np.ndarray) -> int:
     return len(memory) if isinstance(memory, mmap) else 0
 
 
-def measure(stream: SimulatedAcquisitionSettings, rechunk: bool) -> dict[str, float]:
+def measure(stream: SimulatedAcquisitionSettings, rechunk: bool, interrupts: GraphInterrupts) -> dict[str, float]:
     """Run the graph once. Sizes in MiB, times in seconds, lengths in samples."""
     acquisition, sink = Acquisition(AcquisitionSettings(stream, rechunk)), Sink(stream)
+    sink.interrupts = interrupts
+    interrupts.running.clear()
     ez.run(
         ACQUISITION=acquisition,
         SINK=sink,
@@ -118,6 +126,8 @@ def measure(stream: SimulatedAcquisitionSettings, rechunk: bool) -> dict[str, fl
         graph_address=("127.0.0.1", 0),
         auto_start=True,
     )
+    if interrupts.asked.is_set():
+        sys.exit(130)
     return {
         "first_segment": sink.segments[0] / MIB,
         "last_segment": sink.segments[-1] / MIB,
@@ -175,7 +185,10 @@ def main() -> int:
     # INFO lines would run into the table, and that the source waits for the sink meanwhile is the point.
     ez.logger.setLevel(os.environ.setdefault("EZMSG_LOGLEVEL", "WARNING").upper())
     os.environ.setdefault("EZMSG_DISABLE_BACKPRESSURE_WARNING", "1")
-    results = {name: measure(stream, rechunk) for name, rechunk in (("as it comes", False), ("Rechunk", True))}
+    interrupts = GraphInterrupts()
+    results = {
+        name: measure(stream, rechunk, interrupts) for name, rechunk in (("as it comes", False), ("Rechunk", True))
+    }
     show(results, stream)
     if options.json:
         with open(options.json, "w") as file:

@@ -13,12 +13,13 @@ chain. The same chain as an ezmsg graph is in spike_band_power_graph.py.
 
 import sys
 
-import ewma_chain as shared
+from support import ewma_chain as shared
+from support.spike_band_view import Recent, save_plot
+
 import numpy as np
 from ezmsg.baseproc import BaseTransformer
 from ezmsg.sigproc.binned_aggregate import BinnedAggregateTransformer
 from ezmsg.sigproc.math.log import LogTransformer
-from spike_band_view import Recent, save_plot
 
 from ezmsg.mlx import (
     AsArraySettings,

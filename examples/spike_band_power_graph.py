@@ -14,7 +14,8 @@ a picture of the channels, is in spike_band_power.py.
 import multiprocessing
 import sys
 
-import ewma_chain as shared
+from support import ewma_chain as shared
+
 import ezmsg.core as ez
 from ewma_chain_graph import MeterUnit, main
 from ezmsg.sigproc.binned_aggregate import BinnedAggregate

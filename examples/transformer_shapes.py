@@ -25,8 +25,9 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import checked_options as checked
-from fresh_process import in_fresh_process, lift_small_default
+from support import checked_options as checked
+from support.fresh_process import in_fresh_process, lift_small_default
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -228,6 +229,7 @@ def main() -> int:
     parser.add_argument("--shapes", metavar="N", type=checked.count, help=text)
     parser.add_argument("--json", metavar="FILE", type=checked.file, help="where to save the numbers")
     options = parser.parse_args()
+    checked.require_mlx(parser)
     import mlx.core as mx
 
     scale = options.scale or (QUICK if mx.default_device().type == mx.cpu else FULL)

@@ -6,7 +6,8 @@ pytest tests/benchmarks/test_chain_benchmark.py -s
 import time
 from collections.abc import Sequence
 
-import ewma_chain as shared
+from support import ewma_chain as shared
+
 import numpy as np
 import pytest
 from ewma_chain_offline import make_chain

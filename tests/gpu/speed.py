@@ -8,7 +8,8 @@ import statistics
 import time
 from collections.abc import Callable
 
-import ewma_chain as shared
+from support import ewma_chain as shared
+
 import ezmsg.core as ez
 import mlx.core as mx
 import numpy as np

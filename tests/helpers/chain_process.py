@@ -38,9 +38,9 @@ def _next_block() -> tuple[float, float]:
 def _run(
     stream: SimulatedAcquisitionSettings, n_messages: int, rechunk: RechunkSettings | None
 ) -> Iterator[tuple[float, float]]:
-    import ewma_chain
+    from support import ewma_chain, fresh_process
+
     import ewma_chain_offline
-    import fresh_process
     import mlx.core as mx
 
     fresh_process.lift_small_default()

@@ -16,7 +16,18 @@ COURSES = {"first", "last", "most"}
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, pathlib.Path]:
     """What compare_cache_limits.py prints, and the folder where it ran."""
     folder = tmp_path_factory.mktemp("comparison")
-    options = ["--minutes", "0.02", "--stall-every", "10", "--channels", str(N_CHANNELS), "--json", "numbers.json"]
+    options = [
+        "--minutes",
+        "0.02",
+        "--stall-every",
+        "10",
+        "--channels",
+        str(N_CHANNELS),
+        "--json",
+        "numbers.json",
+        "--plot",
+        "limits.png",
+    ]
     return run_example("compare_cache_limits.py", *options, "--configurations", *CONFIGURATIONS, folder=folder), folder
 
 
@@ -93,7 +104,7 @@ def test_comparison_saves_every_number_of_every_run(numbers):
 
 def test_comparison_draws_a_png_picture(comparison):
     _, folder = comparison
-    picture = (folder / "compare_cache_limits.png").read_bytes()
+    picture = (folder / "limits.png").read_bytes()
     assert picture.startswith(b"\x89PNG\r\n\x1a\n")
     # Complete, too: the last chunk of a PNG is empty and called IEND.
     assert picture[-8:-4] == b"IEND"

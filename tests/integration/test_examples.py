@@ -7,12 +7,14 @@ import os
 import re
 import signal
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+from support import checked_options, ewma_chain
 
 import cache_behaviour
-import checked_options
 import compare_cache_limits
-import ewma_chain
 import ewma_chain_graph
 import ewma_chain_offline
 import numpy as np
@@ -22,6 +24,7 @@ import rechunk_before_boundary
 import spike_band_power
 import transformer_shapes
 from helpers import reference
+from helpers.examples import EXAMPLES
 from helpers.scripts import SHARED_MEMORY, Script
 
 from ezmsg.mlx import SimulatedAcquisitionSettings, memory_snapshot, message_lengths, simulated_acquisition
@@ -86,7 +89,7 @@ def test_rechunked_and_monitored_the_graph_gives_the_same_features_and_a_picture
     # Bit for bit on the CPU; on a GPU the order of additions may depend on the length of a message.
     np.testing.assert_allclose(features, offline[:149], rtol=0, atol=1e-5)
     picture = figures.imread(files["--plot"])
-    assert picture.shape[:2] == (700, 1200)
+    assert picture.shape[:2] == (800, 1200)
     assert np.ptp(picture[..., :3]) > 0.5
 
 
@@ -165,9 +168,6 @@ def test_the_offline_example_ends_at_ctrl_c(start):
 @pytest.mark.parametrize("send", [os.killpg, os.kill], ids=["from-a-terminal", "to-the-main-process"])
 def test_the_graph_example_leaves_nothing_behind_at_ctrl_c(start, send):
     script = start("ewma_chain_graph.py", *ENDLESS, "--limit", "64")
-    script.read_until("starting")
-    # One that comes too early is ignored, instead of leaving the processes waiting for each other.
-    send(script.pid, signal.SIGINT)
     script.read_until("x real time")
     script.note_segments()
     assert script.segments or not SHARED_MEMORY.is_dir()
@@ -176,6 +176,47 @@ def test_the_graph_example_leaves_nothing_behind_at_ctrl_c(start, send):
     assert (code, err) == (130, "")
     assert re.search(r"^stream .*interrupted$", out, re.MULTILINE)
     assert re.search(r"^limit +64 MiB", out, re.MULTILINE)
+    script.assert_nothing_left()
+
+
+@pytest.mark.parametrize("send", [os.killpg, os.kill], ids=["from-a-terminal", "to-the-main-process"])
+def test_the_graph_example_ends_at_ctrl_c_while_its_processes_start(start, send):
+    script = start("ewma_chain_graph.py", *ENDLESS)
+    script.read_until("starting")
+    send(script.pid, signal.SIGINT)
+    code, out, err = script.finish()
+    assert (code, err) == (130, "")
+    assert re.search(r"^stream .*interrupted$", out, re.MULTILINE)
+    script.assert_nothing_left()
+
+
+# A graph that never gets to the point where it asks.
+STARTS_FOR_EVER = """
+import multiprocessing, time
+from support.interrupts import GraphInterrupts
+if __name__ == "__main__":
+    interrupts = GraphInterrupts(patience={patience})
+    process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
+    process.start()
+    print("starting", flush=True)
+    interrupts.asked.wait()
+    print("asked", flush=True)
+    process.join()
+"""
+
+
+@pytest.mark.parametrize(("patience", "times"), [(0.5, 1), (600, 2)], ids=["after-a-while", "at-the-second"])
+def test_processes_that_never_start_are_ended(start, patience, times):
+    script = start("-c", STARTS_FOR_EVER.format(patience=patience))
+    script.read_until("starting")
+    os.killpg(script.pid, signal.SIGINT)
+    if times == 2:
+        # Signals do not queue: the second one counts once the first has been taken.
+        script.read_until("asked")
+        os.killpg(script.pid, signal.SIGINT)
+    code, _, err = script.finish()
+    assert code == 130
+    assert err.startswith("interrupted while the processes started\n")
     script.assert_nothing_left()
 
 
@@ -200,6 +241,7 @@ async def test_the_graph_example_ends_when_one_of_its_processes_dies(monkeypatch
     monkeypatch.setattr("os._exit", sys.exit)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     sink = ewma_chain_graph.Sink(ewma_chain_graph.RunSettings(STREAM))
+    sink.interrupts = SimpleNamespace(check=lambda: None)
     await sink.setup()
     with pytest.raises(SystemExit) as stopped:
         sink.wait()
@@ -317,7 +359,6 @@ def test_options_that_are_right_are_taken(tmp_path):
     pytest.importorskip("matplotlib")
     assert checked_options.picture(f"{tmp_path}/a") == f"{tmp_path}/a.png"
     assert checked_options.picture(f"{tmp_path}/a.PDF") == f"{tmp_path}/a.PDF"
-    assert checked_options.picture_or_none("none") is None
 
 
 def test_a_file_without_permission_is_refused(monkeypatch, tmp_path):
@@ -328,13 +369,92 @@ def test_a_file_without_permission_is_refused(monkeypatch, tmp_path):
             parse(str(tmp_path / "a"))
 
 
-def test_without_mlx_the_examples_end_with_one_line_that_names_the_extra(start):
-    # To the import system, a module that is None is not there.
-    without = (
-        "import runpy, sys; sys.modules['mlx'] = None; sys.path[0] = '.'; runpy.run_path(sys.argv.pop(), None, %r)"
-    )
-    for script in [start("-c", without % "__main__", f"{name}.py") for name in SCRIPTS]:
-        code, out, err = script.finish()
+# To the import system, a module that is None is not there.
+WITHOUT = (
+    "import runpy, sys; sys.modules[{!r}] = None; sys.path[0] = '.'; runpy.run_path(sys.argv.pop(), None, '__main__')"
+)
+RUNNABLE = sorted(path.name for path in EXAMPLES.glob("*.py"))
+SHORT = ("bare.py", "graph.py", "offline.py")
+
+
+def test_the_folder_holds_examples_that_run_and_one_folder_of_helpers():
+    others = {path.name for path in EXAMPLES.iterdir() if path.suffix != ".py"} - {"__pycache__"}
+    assert others == {"support"}
+    assert all('if __name__ == "__main__":' in (EXAMPLES / name).read_text() for name in RUNNABLE)
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_the_short_examples_need_no_helper_and_fit_a_screen(name):
+    text = (EXAMPLES / name).read_text()
+    assert "support" not in text
+    assert len(text.splitlines()) <= 80
+
+
+def ended_without(start, module: str, names: list[str]) -> dict[str, str]:
+    """What each example prints to stderr in the end, without the module."""
+    errors = {}
+    for name in names:
+        script = start("-c", WITHOUT.format(module), name)
+        code, out, errors[name] = script.finish()
         assert (code, out) == (1, "")
-        assert len(err.splitlines()) == 1
-        assert "ezmsg-mlx[cpu]" in err
+        assert len(errors[name].splitlines()) == 1
+    return errors
+
+
+def test_without_mlx_the_examples_end_with_one_line_that_names_the_extra(start):
+    names = ["bare.py", "graph.py", "ewma_chain_offline.py", "compare_cache_limits.py", "transformer_shapes.py"]
+    assert all("ezmsg-mlx[cpu]" in error for error in ended_without(start, "mlx", names).values())
+
+
+def test_without_rich_the_examples_end_with_one_line_that_names_the_extra(start):
+    names = ["ewma_chain_graph.py", "rechunk_before_boundary.py"]
+    assert all("ezmsg-mlx[examples]" in error for error in ended_without(start, "rich", names).values())
+    # What imports Rich does so after the check.
+    for name in set(RUNNABLE) - set(SHORT):
+        text = (EXAMPLES / name).read_text()
+        assert "from rich" not in text or text.index("from support") < text.index("from rich")
+
+
+def test_without_zarr_the_offline_examples_end_with_one_line_that_names_the_extra(start, tmp_path):
+    (tmp_path / "a.nwb").touch()
+    assert "ezmsg-mlx[offline]" in ended_without(start, "zarr", ["offline_recordings.py"])["offline_recordings.py"]
+
+
+def test_bare_prints_what_it_did(start):
+    code, out, _ = start("bare.py", "--seconds", "0.2").finish()
+    assert code == 0
+    assert re.search(r"^6000 samples x 64 channels, float32$", out, re.MULTILINE)
+    assert re.search(r"^MLX's cache: \d+ MiB, (128) MiB at most$", out, re.MULTILINE)
+
+
+def test_graph_prints_the_power_and_ends(start):
+    script = start("graph.py", "--seconds", "1.5")
+    code, out, _ = script.finish()
+    assert code == 0
+    assert re.search(r"^1\.50 s: power of channel 0 is \d+\.\d counts squared$", out, re.MULTILINE)
+    script.assert_nothing_left()
+
+
+def test_offline_writes_the_power_of_a_recording(start, tmp_path):
+    pytest.importorskip("pynwb")
+    zarr = pytest.importorskip("zarr")
+    from support.synthetic_recordings import write_recordings
+
+    (recording,) = write_recordings(tmp_path, 1, n_channels=4, seconds=0.5)
+    code, out, err = start("offline.py", str(recording), str(tmp_path / "power.zarr")).finish()
+    assert code == 0, err
+    assert "15000 samples" in out and "power.zarr" in out
+    assert zarr.open_group(str(tmp_path / "power.zarr"), mode="r")["data"].shape == (15000, 4)
+
+
+def test_offline_says_which_file_is_missing_in_one_line(start, tmp_path):
+    code, out, err = start("offline.py", str(tmp_path / "nothing.nwb")).finish()
+    assert (code, out) == (1, "")
+    assert "nothing.nwb" in err and "Traceback" not in err
+
+
+def test_nothing_is_written_into_the_folder_of_the_examples(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["example"])
+    output = offline_recordings.parse_options().output
+    assert output.is_relative_to(tempfile.gettempdir())
+    assert compare_cache_limits.parse_options().plot is None

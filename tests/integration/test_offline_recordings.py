@@ -12,14 +12,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+from support import offline_features
+from support.offline_features import Job
+
 import ezmsg.core as ez
 import numpy as np
-import offline_features
 import offline_recordings
 import psutil
 import pytest
 from helpers.examples import EXAMPLES, TIME_LIMIT
-from offline_features import Job
 
 from ezmsg.mlx import cache_limit, withdraw_cache_limit
 
@@ -167,8 +168,9 @@ def test_a_worker_killed_in_the_middle_costs_a_retry_of_its_recording(alone, cli
         import os
         import threading
 
+        from support import offline_features
+
         import distributed
-        import offline_features
 
         def report(seconds):
             if seconds >= 2.0 and not os.path.exists(marker):

@@ -2,7 +2,8 @@
 
 import re
 
-import ewma_chain
+from support import ewma_chain
+
 import numpy as np
 import pytest
 import spike_band_power

@@ -2,7 +2,8 @@
 
 from collections.abc import AsyncGenerator
 
-import ewma_chain as shared
+from support import ewma_chain as shared
+
 import ezmsg.core as ez
 import numpy as np
 from ezmsg.sigproc.affinetransform import CommonRereference

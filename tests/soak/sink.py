@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
-import ewma_chain as shared
+from support import ewma_chain as shared
+
 import ezmsg.core as ez
 import numpy as np
 from ezmsg.util.messages.axisarray import AxisArray

@@ -62,6 +62,8 @@ class Comparison:
     runs: dict[str, list[Run]]
     """The runs of each configuration, in the order in which they were made."""
     notes: list[str]
+    stalls: list[float]
+    """When stalls ended, in seconds of stream."""
 
     def median(self, configuration: str, number: Callable[[Run], float | None]) -> float:
         """Median of a number over the runs of a configuration; NaN if the platform does not tell it."""
@@ -133,22 +135,27 @@ def _targets(comparison: Comparison) -> Iterable[str]:
             yield f"{name}: {statistics.median(ratios):.2f} of the speed without a limit{spread} (target: {target})"
 
 
-# Colours of Okabe and Ito, which colour-blind readers can tell apart. The colour is the kind of lever, the line and the
-# marker its setting.
+# Colours of Okabe and Ito, which colour-blind readers can tell apart; within a panel they all differ.
 STYLES = {
     "none": ("#000000", "-", "o"),
     "512": ("#0072B2", "-", "v"),
-    "256": ("#0072B2", "--", "<"),
-    "128": ("#0072B2", ":", "^"),
-    "0": ("#56B4E9", "-", "s"),
+    "256": ("#56B4E9", "--", "<"),
+    "128": ("#000000", ":", "^"),
+    "0": ("#CC79A7", "-", "s"),
     "clear60": ("#E69F00", "-", "P"),
     "clear6": ("#E69F00", "--", "X"),
     "clear1": ("#E69F00", ":", "*"),
     "rechunk": ("#009E73", "-", "D"),
     "rechunkemit": ("#CC79A7", "-", "P"),
-    "rechunk512": ("#009E73", "--", "d"),
+    "rechunk512": ("#0072B2", "--", "d"),
     "recommended": ("#D55E00", "-.", "h"),
 }
+PANELS = {
+    "limits": ("512", "256", "128", "0", "recommended"),
+    "clearing": ("clear60", "clear6", "clear1"),
+    "Rechunk": ("rechunk", "rechunkemit", "rechunk512"),
+}
+"""What is drawn together, each time beside the cache without a limit."""
 
 
 def draw(comparison: Comparison, path: str) -> None:
@@ -161,49 +168,87 @@ def draw(comparison: Comparison, path: str) -> None:
     # Readable at half the size.
     pyplot.rcParams["font.size"] = 14
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 7), width_ratios=(3, 2), layout="constrained")
-    _draw_cache(comparison, left)
-    _draw_speed(comparison, right)
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, handlelength=3, frameon=False)
-    figure.savefig(path, dpi=120)
+    panels = {title: keys for title, keys in PANELS.items() if comparison.names.keys() & set(keys)} or {"": ()}
+    figure = pyplot.figure(figsize=(14, max(3.2 * len(panels), 6.5)), layout="constrained")
+    grid = figure.add_gridspec(len(panels), 2, width_ratios=(3, 2))
+    first = None
+    for row, (title, keys) in enumerate(panels.items()):
+        axes = figure.add_subplot(grid[row, 0], sharex=first, sharey=first)
+        first = first or axes
+        _draw_cache(comparison, [key for key in comparison.names if key in keys], axes)
+        axes.set_title(title, loc="left", fontsize=15)
+        axes.tick_params(labelbottom=row == len(panels) - 1)
+    axes.set_xlabel("stream time (s)")
+    _draw_speed(comparison, figure.add_subplot(grid[:, 1]))
+    handles = {}
+    for axes in figure.axes:
+        handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels())}
+    order = [name for name in comparison.names.values() if name in handles]
+    order += [label for label in handles if label not in order]
+    figure.legend(
+        [handles[label] for label in order],
+        order,
+        loc="outside lower center",
+        ncols=5,
+        handlelength=3,
+        frameon=False,
+    )
+    figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
 
-def _draw_cache(comparison: Comparison, axes: "Axes") -> None:
-    for number, (key, name) in enumerate(comparison.names.items()):
+def _draw_cache(comparison: Comparison, keys: list[str], axes: "Axes") -> None:
+    if "none" in comparison.runs:
+        # An area, and not one more line where lines coincide.
+        seconds, cache = zip(*comparison.runs["none"][0].curve)
+        axes.fill_between(seconds, cache, color="0.85", label=comparison.names["none"])
+    for number, key in enumerate(keys):
         color, line, marker = STYLES[key]
         seconds, cache = zip(*comparison.runs[key][0].curve)
-        # Markers at different places, so that of two lines that coincide both are seen.
         n_points = len(seconds)
         axes.plot(
             seconds,
             cache,
             color=color,
             linestyle=line,
-            linewidth=2,
+            # From thick to thin, with markers at different places: of lines that coincide all are seen.
+            linewidth=2 + 2 * (len(keys) - 1 - number),
             marker=marker,
             markersize=9,
-            markevery=(number * n_points // 60, max(n_points // 5, 1)),
-            label=name,
+            markeredgecolor="white",
+            markevery=(number * n_points // 30, max(n_points // 5, 1)),
+            label=comparison.names[key],
         )
     # Linear up to 10 MiB, so that an empty cache has its place.
     axes.set_yscale("symlog", linthresh=10)
     axes.set_ylim(bottom=-1)
     axes.yaxis.set_major_formatter("{x:.0f}")
-    axes.set_xlabel("stream time (s)")
-    axes.set_ylabel("MLX's buffer cache (MiB)")
+    axes.set_ylabel("cache (MiB)")
     axes.grid(alpha=0.3)
+    if comparison.stalls:
+        top = axes.get_xaxis_transform()
+        axes.vlines(comparison.stalls, 0.94, 1.0, transform=top, color="black", linewidth=1)
+        axes.plot([], [], "|", color="black", markersize=12, label="stalls")
 
 
 def _draw_speed(comparison: Comparison, axes: "Axes") -> None:
     memory_name, memory = _process_memory(comparison)
     for key in comparison.names:
+        # "No limit" is an area in the other panels, and has its marker here alone.
         color, _, marker = STYLES[key]
         most = comparison.median(key, lambda run: memory(run).most)
         speeds = [run.speed for run in comparison.runs[key]]
         axes.vlines(most, min(speeds), max(speeds), color=color)
         axes.plot(most, statistics.median(speeds), color=color, marker=marker, markersize=11, linestyle="none")
+        if key == "none":
+            axes.annotate(
+                "no limit",
+                (most, statistics.median(speeds)),
+                (-10, 0),
+                ha="right",
+                va="center",
+                textcoords="offset points",
+            )
     axes.margins(0.08)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)

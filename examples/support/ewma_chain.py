@@ -8,7 +8,6 @@ import shutil
 import sys
 import time
 
-import checked_options as checked
 import ezmsg.core as ez
 import rich
 from ezmsg.sigproc.affinetransform import CommonRereferenceSettings
@@ -16,8 +15,6 @@ from ezmsg.sigproc.aggregate import AggregationFunction
 from ezmsg.sigproc.binned_aggregate import BinnedAggregateSettings
 from ezmsg.sigproc.math.log import LogSettings
 from ezmsg.util.messages.axisarray import AxisArray
-from interrupts import Interrupts
-from memory_view import memory_table
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
@@ -33,7 +30,10 @@ from ezmsg.mlx import (
     cache_limit,
     memory_snapshot,
 )
-from ezmsg.mlx.stream.convert import import_mlx
+
+from . import checked_options as checked
+from .interrupts import Interrupts
+from .memory_view import memory_table
 
 SECONDS_BETWEEN_LINES = 5.0
 
@@ -89,12 +89,10 @@ def parse_options(description: str, *, of_graph: bool = False, plot: str = "") -
     parser.add_argument("--save", metavar="FILE.npy", type=checked.array, help=text)
     options = parser.parse_args()
     values = {field: getattr(options, field) for field in fields}
+    checked.require_mlx(parser)
     try:
-        import_mlx()
         options.stream = SimulatedAcquisitionSettings(**values, real_time=of_graph and options.real_time)
         options.to_mlx = to_mlx(options.limit)
-    except ImportError as error:
-        parser.exit(1, f"{error}\n")
     except ValueError as error:
         parser.error(str(error))
     # INFO lines would run into the progress line; the variable reaches the processes of a graph.

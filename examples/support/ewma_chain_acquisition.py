@@ -1,11 +1,14 @@
 """The source's process of ewma_chain_graph.py, and how much of the stream leaves it."""
 
-import ewma_chain as shared
+import math
+
 import ezmsg.core as ez
 import numpy as np
 from ezmsg.util.messages.axisarray import AxisArray
 
 from ezmsg.mlx import Rechunk, RechunkSettings, SimulatedAcquisition, SimulatedAcquisitionSettings
+
+from . import ewma_chain as shared
 
 
 class RunSettings(ez.Settings):
@@ -24,6 +27,11 @@ class RunSettings(ez.Settings):
     def longest_message(self) -> int:
         """Length of the longest message that leaves the source's process, in samples."""
         return max(self.sizes if self.rechunk else (self.stream.samples_per_message, *self.stream.stall_lengths))
+
+    @property
+    def most_ordinary_bins(self) -> int:
+        """How many bins an ordinary message can complete; one after a stall completes more."""
+        return math.ceil(self.stream.samples_per_message / (shared.BIN.bin_duration * self.stream.sampling_rate))
 
     def fills(self, n_bins: int) -> bool:
         """Whether the samples that leave the source's process fill as many bins."""

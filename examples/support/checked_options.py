@@ -1,4 +1,4 @@
-"""Types of options for argparse: whatever a run could fail on at its end, or in its middle, is told before it begins.
+"""Types of options for argparse: what a run could fail on at its end, or in its middle, is refused before it begins.
 
 Each takes the text of an option and raises ``argparse.ArgumentTypeError`` with what was given and what is allowed;
 argparse puts the name of the option in front and ends with exit code 2.
@@ -9,6 +9,16 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+
+from ezmsg.mlx.stream.convert import import_mlx
+
+
+def require_mlx(parser: argparse.ArgumentParser) -> None:
+    """End with one line that names the extras if MLX is not installed."""
+    try:
+        import_mlx()
+    except ImportError as error:
+        parser.exit(1, f"{error}\n")
 
 
 def integer(smallest: int) -> Callable[[str], int]:
@@ -96,11 +106,6 @@ def picture(text: str) -> str:
 def _with_suffix(text: str, suffix: str) -> str:
     # Without it, too, since what ends in a slash or is a folder was not meant to get one.
     return file(file(text) + suffix)
-
-
-def picture_or_none(text: str) -> str | None:
-    """The same; None for "none"."""
-    return None if text == "none" else picture(text)
 
 
 def folder(text: str) -> Path:

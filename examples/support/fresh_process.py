@@ -1,9 +1,11 @@
-"""What compare_cache_limits.py and transformer_shapes.py share: measurements that do not touch each other."""
+"""What the comparisons share: measurements that do not touch each other."""
 
 import multiprocessing
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from typing import ParamSpec, TypeVar
+
+from .interrupts import hidden_from_children
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -16,7 +18,14 @@ def in_fresh_process(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     """Call *function* in a new process: MLX's limit, its cache and its kernels belong to the process."""
     # Spawned, for a forked child of a process that has used MLX hangs.
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
-        return executor.submit(function, *args, **kwargs).result()
+        try:
+            with hidden_from_children():
+                future = executor.submit(function, *args, **kwargs)
+            return future.result()
+        except KeyboardInterrupt:
+            for process in multiprocessing.active_children():
+                process.terminate()
+            raise
 
 
 def lift_small_default() -> bool:

@@ -1,0 +1,96 @@
+"""What MemoryMonitor measures in a process, as a table for the terminal and as a picture."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from ezmsg.mlx import MemorySnapshot
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+HEADS = {
+    "mlx_active": "MLX active",
+    "mlx_cache": "MLX cache",
+    "mlx_peak": "MLX peak",
+    "mlx_cache_limit": "cache limit",
+    "resident_set": "RSS",
+    "footprint": "footprint",
+    "device_memory": "device",
+}
+# Colours that differ for the colour-blind, too. In each panel from thick to thin, so that of curves that coincide all
+# are seen: the cache runs along its limit for long.
+PANELS = (
+    {"footprint": ("footprint of the process", "#0072B2", "-", 2.5)},
+    {
+        "mlx_cache": ("MLX cache", "#D55E00", "-", 4.0),
+        "mlx_active": ("MLX active", "#009E73", "-", 2.0),
+    },
+)
+
+
+def memory_table(memory: MemorySnapshot) -> Table:
+    """One row, in MiB; "-" for what the platform does not tell."""
+    table = Table(box=None, pad_edge=False)
+    for head in HEADS.values():
+        # Wide enough for any process, so that the columns stay where they are.
+        table.add_column(head, justify="right", min_width=7)
+    table.add_column("")
+    values = [getattr(memory, name) for name in HEADS]
+    table.add_row(*("-" if math.isnan(value) else f"{value:.0f}" for value in values), "MiB")
+    return table
+
+
+def save_plot(rows: Sequence[tuple[float, MemorySnapshot]], path: str, stalls: Sequence[float] = ()) -> None:
+    """Draw *rows*, each a time in seconds and the memory then, into the picture *path*.
+
+    *stalls* are the times, on the same clock, at which the message after a stall had gone through.
+    """
+    # Not at the top: the processes of a graph import this module, too.
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    # Readable at half the size.
+    pyplot.rcParams["font.size"] = 18
+    start = rows[0][0]
+    seconds = [time - start for time, _ in rows]
+    memory = [dataclasses.asdict(snapshot) for _, snapshot in rows]
+
+    # Two panels: beside the footprint of a process the curves of MLX would be flat.
+    figure, panels = pyplot.subplots(2, sharex=True, figsize=(12, 8), layout="constrained")
+    for axes, curves in zip(panels, PANELS):
+        for name, (label, color, style, width) in curves.items():
+            values = [row[name] for row in memory]
+            if not all(map(math.isnan, values)):
+                axes.plot(seconds, values, style, color=color, linewidth=width, label=label)
+        axes.set_ylabel("MiB")
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+    _draw_limit(panels[1], seconds, [row["mlx_cache_limit"] for row in memory])
+    if stalls:
+        for axes in panels:
+            times = [time - start for time in stalls if time > start]
+            axes.vlines(times, 0.95, 1.0, transform=axes.get_xaxis_transform(), color="black", linewidth=1.5)
+        panels[1].plot([], [], "|", color="black", markersize=14, markeredgewidth=1.5, label="after a stall")
+    panels[1].set_xlabel("wall time (s)")
+    panels[1].set_xlim(left=0)
+    figure.legend(loc="outside upper center", ncols=3, frameon=False, handlelength=1.5, columnspacing=1.2)
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)
+
+
+def _draw_limit(axes: "Axes", seconds: Sequence[float], limits: Sequence[float]) -> None:
+    """The limit, as a line where it has a place beside the curves, otherwise in words."""
+    _, top = axes.get_ylim()
+    known = [limit for limit in limits if not math.isnan(limit)]
+    if known and max(known) <= 1.5 * top:
+        axes.plot(seconds, limits, "--", color="black", linewidth=2, label="limit on the cache")
+        axes.set_ylim(0, max(top, 1.1 * max(known)))
+    elif known:
+        text = f"limit on the cache: {known[-1]:.0f} MiB, above this picture"
+        axes.text(0.99, 0.9, text, transform=axes.transAxes, ha="right", va="top", fontsize=15)
