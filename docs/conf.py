@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+from sphinx.application import Sphinx
+
 import ezmsg.mlx
 
 sys.path.insert(0, str(Path(__file__).parent / "results"))
@@ -48,3 +50,24 @@ html_theme_options = {
     "footer_end": [],
 }
 html_show_sourcelink = False
+# Pages without pages below them have nothing to show there.
+html_sidebars = {page: [] for page in ("index", "quickstart", "units", "reliability", "contributing", "changelog")}
+
+
+_attributes: dict[str, list[str]] = {}
+
+
+def _keep(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    if what in ("attribute", "data"):
+        _attributes[name] = list(lines)
+
+
+def _put_back(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    if name in _attributes:
+        lines[:] = _attributes.pop(name)
+
+
+def setup(app: Sphinx) -> None:
+    # Napoleon takes the text before a colon for a type where an attribute is described, which has its annotation.
+    app.connect("autodoc-process-docstring", _keep, priority=400)
+    app.connect("autodoc-process-docstring", _put_back, priority=600)

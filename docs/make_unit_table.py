@@ -129,11 +129,12 @@ def table() -> str:
     mx.set_default_device(mx.cpu)
     versions = f"ezmsg-sigproc {metadata.version('ezmsg-sigproc')} on MLX {metadata.version('mlx')}, CPU backend"
     lines = [f"Made by `python docs/make_unit_table.py` with {versions}.", ""]
-    lines += ["| unit | settings | with MLX data | in this package | |", "|---|---|---|---|---|"]
+    lines += ["| unit | settings | with MLX data | in this package |", "|---|---|---|---|"]
     for case in cases():
         what, remark = outcome(case)
         module, _, name = case.unit.rpartition(".")
-        lines.append(f"| `{name}` of `{module}` | {case.settings} | {what} | {case.instead} | {remark} |")
+        found = f"**{what}**: {remark}" if remark else what
+        lines.append(f"| `{name}` of `{module}` | {case.settings} | {found} | {case.instead} |")
     return "\n".join(lines) + "\n"
 
 
