@@ -101,9 +101,9 @@ def outcome(case: Case) -> tuple[str, str]:
     except Exception as error:
         text = " ".join(str(error).split()).partition(". ")[0]
         return "refuses", f"`{type(error).__name__}: {text}`"
-    if len(values) != len(expected) or any(a.shape != b.shape for a, b in zip(values, expected)):
+    if len(values) != len(expected) or any(a.shape != b.shape for a, b in zip(values, expected, strict=True)):
         return "wrong", "other shapes than with NumPy"
-    error = max((_error(a, b) for a, b in zip(values, expected)), default=0.0)
+    error = max((_error(a, b) for a, b in zip(values, expected, strict=True)), default=0.0)
     if not error <= TOLERANCE:
         if not np.isfinite(error):
             return "wrong", "not finite"

@@ -126,7 +126,7 @@ def table(found: dict, rows: Sequence[int] | None = None) -> str:
             row.get(column["key"]) if "key" in column else _derived(row, DERIVED[column["derive"]], row.get("us"))
             for column in columns
         )
-        lines.append([_text(value, column.get("digits")) for value, column in zip(values, columns)])
+        lines.append([_text(value, column.get("digits")) for value, column in zip(values, columns, strict=True)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -27,7 +27,7 @@ def microseconds(*functions: Callable[[], object], n: int = 100, repeats: int = 
     """Median time a call of each function, taken in turns."""
     times: list[list[float]] = [[] for _ in functions]
     for repeat in range(repeats + 1):
-        for function, collected in zip(functions, times):
+        for function, collected in zip(functions, times, strict=True):
             begin = time.perf_counter()
             for _ in range(n):
                 function()

@@ -34,7 +34,7 @@ def test_recycled_uploads_keep_their_values():
     for _ in range(5):
         sources = [rng.integers(-9, 9, (300, 256), np.int16) for _ in range(20)]
         uploaded = [numpy_to_mlx(source, "float32")[0] for source in sources]
-        for source, array in zip(sources, uploaded):
+        for source, array in zip(sources, uploaded, strict=True):
             np.testing.assert_array_equal(np.array(array * 2), source * 2.0)
 
 

@@ -1,5 +1,7 @@
 """The example chain in float64, by NumPy and SciPy alone and over the whole recording at once."""
 
+import itertools
+
 import numpy as np
 import numpy.typing as npt
 from scipy.signal import lfilter
@@ -40,5 +42,5 @@ def log_power(
     x = x - ewma(x, rate, baseline)
     x = ewma(x**2, rate, power)
     edges = [int(m * (bin_duration * rate)) for m in range(int(len(x) / (bin_duration * rate)) + 2)]
-    bins = [x[start:stop].mean(axis=0) for start, stop in zip(edges, edges[1:]) if stop <= len(x)]
+    bins = [x[start:stop].mean(axis=0) for start, stop in itertools.pairwise(edges) if stop <= len(x)]
     return np.log10(np.maximum(bins, np.finfo(np.float32).smallest_normal))

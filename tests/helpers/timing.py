@@ -12,7 +12,7 @@ def seconds_in_turns(*functions: Callable[[], object], n: int = 20, repeats: int
     """
     rounds: list[list[float]] = [[] for _ in functions]
     for repeat in range(repeats + 1):
-        for function, collected in zip(functions, rounds):
+        for function, collected in zip(functions, rounds, strict=True):
             begin = time.perf_counter()
             for _ in range(n):
                 function()

@@ -47,7 +47,7 @@ def _rows(output: str, first_columns: list[str]) -> dict[str, str]:
 def test_comparison_has_a_row_for_each_configuration_and_its_numbers(comparison, numbers):
     output, _ = comparison
     rows = _rows(output, ["no limit", "Rechunk", "recommended"])
-    for row, runs in zip(rows.values(), numbers["runs"].values()):
+    for row, runs in zip(rows.values(), numbers["runs"].values(), strict=True):
         (run,) = runs
         assert row.split()[0] == str(run["n_lengths"])
         assert f"{run['cache']['last']:.0f} / {run['cache']['most']:.0f}" in row
@@ -96,7 +96,7 @@ def test_comparison_saves_every_number_of_every_run(numbers):
         assert run["footprint"]["last"] > 0 and run["resident_set"]["last"] > 0
         assert run["live_most"] > 0 and run["speed"] > 0
         assert 0 < run["steady_ms_median"] <= run["steady_ms_p99"]
-        seconds, caches = zip(*run["curve"])
+        seconds, caches = zip(*run["curve"], strict=True)
         assert list(seconds) == sorted(seconds)
         assert math.isclose(seconds[-1], numbers["stream"]["duration"])
         assert max(caches) == run["cache"]["most"]
@@ -117,7 +117,7 @@ def test_transformer_shapes_in_a_tiny_form(tmp_path):
     numbers = json.loads((tmp_path / "numbers.json").read_text())
     assert (numbers["scale"]["n_distinct"], numbers["scale"]["n_repeated"], numbers["scale"]["n_shapes"]) == (4, 10, 1)
     assert list(numbers["runs"]) == list(rows)
-    for row, runs in zip(rows.values(), numbers["runs"].values()):
+    for row, runs in zip(rows.values(), numbers["runs"].values(), strict=True):
         assert list(runs) == ["distinct", "repeated"]
         assert all(f"{run['largest_cache_mb']:.0f} MiB" in row for run in runs.values())
         assert all(f"{run['seconds']:.1f} s" in row for run in runs.values())

@@ -57,7 +57,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, np.nd
     finally:
         offline.kill()
         graph.kill()
-    return {name: (out, np.load(files[name])) for name, out in zip(SCRIPTS, outputs)}
+    return {name: (out, np.load(files[name])) for name, out in zip(SCRIPTS, outputs, strict=True)}
 
 
 def test_both_examples_give_the_same_features(runs):
@@ -80,7 +80,7 @@ def test_rechunked_and_monitored_the_graph_gives_the_same_features_and_a_picture
     script.assert_nothing_left()
     assert re.search(r"^messages .* of [23] different lengths$", out, re.MULTILINE)
     heads, values = re.findall(r"^(MLX active .* device) *\n(.*) MiB$", out, re.MULTILINE)[-1]
-    numbers = dict(zip(re.split(r"  +", heads), values.split()))
+    numbers = dict(zip(re.split(r"  +", heads), values.split(), strict=True))
     assert numbers["cache limit"] in ("512", "-")
     assert int(numbers["RSS"]) > 0
     _, offline = runs["ewma_chain_offline"]

@@ -47,7 +47,7 @@ class Rows(ez.Unit):
 
     @ez.subscriber(INPUT_ROWS)
     async def on_row(self, message: AxisArray) -> None:
-        row = dict(zip(message.axes["metric"].data.tolist(), message.data[0].tolist()))
+        row = dict(zip(message.axes["metric"].data.tolist(), message.data[0].tolist(), strict=True))
         row |= {"pid": message.attrs["pid"], "offset": message.axes["time"].offset}
         received = self.SETTINGS.received
         received.append(row)

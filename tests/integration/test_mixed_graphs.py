@@ -1,5 +1,6 @@
 """One stream on several branches at once: NumPy and MLX, ezmsg-sigproc's AsArray and ours, several limits."""
 
+import itertools
 import multiprocessing
 from collections.abc import AsyncGenerator
 
@@ -136,7 +137,7 @@ class Branches(ez.Collection):
         )
         return (
             *((self.INPUT_SIGNAL, first.INPUT_SIGNAL) for first in {branch[0]: None for branch in branches}),
-            *((a.OUTPUT_SIGNAL, b.INPUT_SIGNAL) for branch in branches for a, b in zip(branch, branch[1:])),
+            *((a.OUTPUT_SIGNAL, b.INPUT_SIGNAL) for branch in branches for a, b in itertools.pairwise(branch)),
             *((branch[-1].OUTPUT_RESULT, self.OUTPUT_RESULT) for branch in branches),
         )
 

@@ -189,7 +189,7 @@ def test_a_worker_killed_in_the_middle_costs_a_retry_of_its_recording(alone, cli
     stuck = pids.get(timeout=TIME_LIMIT)
     assert pathlib.Path(todo[1].results + ".partial").is_dir()
     os.kill(stuck, signal.SIGKILL)
-    outcomes, workers = zip(*client.gather(futures))
+    outcomes, workers = zip(*client.gather(futures), strict=True)
     assert_same_features(tmp_path, folder)
     assert workers[1] != stuck
     # Its recording went on at the last checkpoint, the others ran once and as a whole.

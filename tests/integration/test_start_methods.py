@@ -4,6 +4,7 @@ It works, or the first message says what to change; nothing hangs.
 """
 
 import faulthandler
+import itertools
 import multiprocessing
 from collections.abc import AsyncGenerator
 from multiprocessing.connection import Connection
@@ -124,7 +125,7 @@ class Worker(ez.Collection):
         stages = (self.TO_MLX, self.SQUARE, self.TO_NUMPY, self.TELL)
         return (
             (self.INPUT_SIGNAL, self.TO_MLX.INPUT_SIGNAL),
-            *((a.OUTPUT_SIGNAL, b.INPUT_SIGNAL) for a, b in zip(stages, stages[1:])),
+            *((a.OUTPUT_SIGNAL, b.INPUT_SIGNAL) for a, b in itertools.pairwise(stages)),
             (self.TELL.OUTPUT_SIGNAL, self.OUTPUT_SIGNAL),
         )
 

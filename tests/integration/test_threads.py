@@ -46,7 +46,7 @@ def messages(seed: int) -> list[AxisArray]:
             axes={"time": AxisArray.TimeAxis(fs=30000.0, offset=(stop - n) / 30000.0)},
             key="amp",
         )
-        for n, stop in zip(LENGTHS, stops)
+        for n, stop in zip(LENGTHS, stops, strict=False)
     ]
 
 

@@ -1,5 +1,6 @@
 """The second process of the soak test: the example's chain on MLX, with a unit that refuses messages."""
 
+import itertools
 from collections.abc import AsyncGenerator
 
 from support import ewma_chain as shared
@@ -135,10 +136,10 @@ class Chain(ez.Collection):
         features = (self.POWER, self.BIN, self.LOG, self.FEATURES_TO_NUMPY)
         return (
             (self.INPUT_SIGNAL, self.TO_MLX.INPUT_SIGNAL),
-            *((a.OUTPUT_SIGNAL, b.INPUT_SIGNAL) for a, b in zip(stages, stages[1:])),
+            *((a.OUTPUT_SIGNAL, b.INPUT_SIGNAL) for a, b in itertools.pairwise(stages)),
             (self.POWER.OUTPUT_SIGNAL, self.POWER_TO_NUMPY.INPUT_SIGNAL),
             (self.POWER_TO_NUMPY.OUTPUT_SIGNAL, self.OUTPUT_POWER),
-            *((a.OUTPUT_SIGNAL, b.INPUT_SIGNAL) for a, b in zip(features, features[1:])),
+            *((a.OUTPUT_SIGNAL, b.INPUT_SIGNAL) for a, b in itertools.pairwise(features)),
             (self.FEATURES_TO_NUMPY.OUTPUT_SIGNAL, self.OUTPUT_FEATURES),
             (self.POWER_TO_NUMPY.OUTPUT_SIGNAL, self.WATCH.INPUT_RESULT),
             (self.MONITOR.OUTPUT_SIGNAL, self.SHOW.INPUT_ROWS),

@@ -158,8 +158,22 @@ def test_numbers_out_of_range_are_refused(value):
 
 @pytest.mark.parametrize(
     "value",
-    [True, False, np.True_, "512", b"512", "", 5j, [5.0], np.array(5.0), np.array([5.0]), object()]
-    + [decimal.Decimal(5), np.timedelta64(5, "s"), np.datetime64(5, "s")],
+    [
+        True,
+        False,
+        np.True_,
+        "512",
+        b"512",
+        "",
+        5j,
+        [5.0],
+        np.array(5.0),
+        np.array([5.0]),
+        object(),
+        decimal.Decimal(5),
+        np.timedelta64(5, "s"),
+        np.datetime64(5, "s"),
+    ],
 )
 def test_what_is_no_number_is_refused(value):
     with pytest.raises(TypeError, match=r"^my_limit is .*allowed are None and a finite number of MiB >= 0"):

@@ -31,7 +31,7 @@ def test_few_samples_are_computed_beside_mlx_and_many_in_its_memory():
     samples = np.ones((KEPT_FLOATS + 1,), np.float32)
     for n_samples, in_place in ((1, False), (KEPT_FLOATS, False), (KEPT_FLOATS + 1, True)):
         arrays = []
-        result = computed(samples[:n_samples], (n_samples,), lambda *both: arrays.extend(both))
+        result = computed(samples[:n_samples], (n_samples,), lambda *both, arrays=arrays: arrays.extend(both))
         assert (arrays[0] is arrays[1]) == in_place == np.shares_memory(np.asarray(result), arrays[1])
         assert not np.shares_memory(arrays[1], samples)
 

@@ -165,7 +165,9 @@ def are_new(habits: Habits, transformer, sent: list[AxisArray]) -> list[bool]:
 
 def stream(rates: list[float], **fields) -> list[AxisArray]:
     data = noise(100 * len(rates), 2) + 5
-    return [message(mx.array(piece), fs=fs, **fields) for piece, fs in zip(np.split(data, len(rates)), rates)]
+    return [
+        message(mx.array(piece), fs=fs, **fields) for piece, fs in zip(np.split(data, len(rates)), rates, strict=True)
+    ]
 
 
 ZEROS = mx.zeros((3, 4))
@@ -243,7 +245,7 @@ AXES_REFUSED = [
 def test_stream_dimension_without_a_rate_is_refused_and_loses_that_message_only(name, data):
     habits, x, pieces = TRANSFORMERS[name], noise(2100, 2) + 5, []
     transformer, given = habits.make(), mx.array if data == "mlx" else np.array
-    for piece, axis in zip(np.split(x, len(AXES_REFUSED)), AXES_REFUSED):
+    for piece, axis in zip(np.split(x, len(AXES_REFUSED)), AXES_REFUSED, strict=True):
         n = 300 if axis is None or isinstance(axis, AxisArray.LinearAxis) else len(axis.data)
         refused = message(given(noise(n, 2)), axes={"time": axis} if axis else {})
         for _ in range(2):

@@ -90,7 +90,7 @@ class Recording:
     def messages(self) -> list[AxisArray]:
         whole, axis, start, made = self.whole(), len(self.before), 0, []
         dims = [f"before{i}" for i in range(axis)] + ["time"] + [f"after{i}" for i in range(len(self.after))]
-        for n, layout in zip(self.lengths, self.layouts):
+        for n, layout in zip(self.lengths, self.layouts, strict=True):
             data = whole.take(range(start, start + n), axis).astype(self.dtype)
             axes = {"time": AxisArray.TimeAxis(fs=FS, offset=start / FS)}
             made.append(AxisArray(LAYOUTS[layout](data), dims, axes, key="fuzz", stream_dim="time"))

@@ -77,7 +77,7 @@ def test_reading_goes_on_anywhere_with_the_same_messages(file):
     whole = list(source.read(0))
     rest = list(source.read(384))
     assert len(rest) == 4
-    for one, other in zip(rest, whole[2:]):
+    for one, other in zip(rest, whole[2:], strict=True):
         np.testing.assert_array_equal(one.data, other.data)
         assert one.axes["time"] == other.axes["time"]
 
@@ -99,7 +99,7 @@ def test_what_is_read_equals_what_ezmsg_nwb_reads(file):
     slicer = nwb.NWBSlicer(file, reference_clock=nwb.ReferenceClockType.UNKNOWN)
     expected = slicer.read_by_index("Raw", 192, 384)
     slicer.close()
-    found = list(NWBSource(file, chunk_mb=chunk_mb(192)).read(192))[0]
+    found = next(iter(NWBSource(file, chunk_mb=chunk_mb(192)).read(192)))
     np.testing.assert_array_equal(found.data, expected.data)
     assert found.axes["time"].offset == pytest.approx(expected.axes["time"].offset, abs=1e-12)
     assert (found.dims, found.key, found.attrs) == (expected.dims, expected.key, expected.attrs)

@@ -394,8 +394,10 @@ def test_no_results_at_all_are_an_error(tmp_path):
         (np.nan, ValueError),
         (np.inf, ValueError),
         pytest.param(10**400, ValueError, id="10**400"),
-    ]
-    + [("1", TypeError), (True, TypeError), (None, TypeError)],
+        ("1", TypeError),
+        (True, TypeError),
+        (None, TypeError),
+    ],
     ids=str,
 )
 def test_chunk_size_is_checked(tmp_path, value, error):

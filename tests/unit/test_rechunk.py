@@ -131,14 +131,14 @@ def test_left_over_samples_go_in_front_of_the_next_message(backend):
     rechunk = RechunkTransformer()
     out = [rechunk(make(first, 500, backend)) for first in (0, 500, 1000)]
     assert [lengths(pieces) for pieces in out] == [[300], [300, 300], [300, 300]]
-    np.testing.assert_array_equal(joined(sum(out, [])), counting(0, 1500))
+    np.testing.assert_array_equal(joined([piece for pieces in out for piece in pieces]), counting(0, 1500))
 
 
 def test_messages_shorter_than_a_piece_are_collected(backend):
     rechunk = RechunkTransformer(sizes=(10,))
     out = [rechunk(make(first, 1, backend)) for first in range(25)]
     assert [len(pieces) for pieces in out] == [int(i % 10 == 9) for i in range(25)]
-    np.testing.assert_array_equal(joined(sum(out, [])), counting(0, 20))
+    np.testing.assert_array_equal(joined([piece for pieces in out for piece in pieces]), counting(0, 20))
 
 
 def test_emit_sends_the_rest_in_descending_powers_of_two(backend):

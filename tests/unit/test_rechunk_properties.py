@@ -57,7 +57,7 @@ def assert_same_samples(out: list[AxisArray], stream: list[Arrival], sources: li
     np.testing.assert_array_equal(got, [np.arange(n_total), -np.arange(n_total)])
 
     starts = np.cumsum([0] + [arrival.n for arrival in stream])
-    for piece, data in zip(out, pieces):
+    for piece, data in zip(out, pieces, strict=True):
         if data.size:
             first = int(data[0, 0])
             source = int(np.searchsorted(starts, first, side="right")) - 1
@@ -132,7 +132,7 @@ def test_settings_that_change_with_every_message_lose_nothing(steps, axis):
     sources = messages(stream, axis, "numpy")
     rechunk = RechunkTransformer()
     out: list[AxisArray] = []
-    for source, (_, new_settings) in zip(sources, steps):
+    for source, (_, new_settings) in zip(sources, steps, strict=False):
         rechunk.update_settings(new_settings)
         out += rechunk(source)
     out += rechunk.flush()

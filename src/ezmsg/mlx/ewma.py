@@ -89,13 +89,13 @@ def ewma(
     if chunk_sizes is not CHUNK_SIZES:
         chunk_sizes = normalize_chunk_sizes(chunk_sizes, MAX_CHUNK_SIZE)
     before, after = shape[:axis], shape[axis + 1 :]
-    is_pair = zi is not None and zi.shape == before + (2,) + after
+    is_pair = zi is not None and zi.shape == (*before, 2, *after)
     if zi is None:
-        zi = mx.zeros(before + (1,) + after)
-    elif not is_pair and zi.shape != before + (1,) + after:
+        zi = mx.zeros((*before, 1, *after))
+    elif not is_pair and zi.shape != (*before, 1, *after):
         raise ValueError(
-            f"zi has shape {zi.shape}; allowed with x of shape {shape} are {before + (1,) + after}, "
-            f"{before + (2,) + after}."
+            f"zi has shape {zi.shape}; allowed with x of shape {shape} are {(*before, 1, *after)}, "
+            f"{(*before, 2, *after)}."
         )
     if x.dtype != mx.float32 or zi.dtype != mx.float32:
         x, zi = as_float32(x, _OPERATION), as_float32(zi, _OPERATION)

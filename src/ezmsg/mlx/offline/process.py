@@ -22,6 +22,9 @@ from ..stream.steps import Chain, Output, Step, flush_steps, run_steps, steps_of
 from . import checkpoint
 from .contracts import RecordingSource, ResultSink
 
+DEFAULT_RECHUNK = RechunkSettings(sizes=(3000,))
+"""How a recording is cut unless something else is asked for: 0.1 s at 30 kHz."""
+
 
 @dataclass(frozen=True)
 class ProcessedRecording:
@@ -39,7 +42,7 @@ def process_recording(
     chain_factory: Callable[[], Chain],
     sink: ResultSink,
     *,
-    rechunk: RechunkSettings | None = RechunkSettings(sizes=(3000,)),
+    rechunk: RechunkSettings | None = DEFAULT_RECHUNK,
     checkpoint_seconds: float = 60.0,
     progress: Callable[[int, int], None] | None = None,
 ) -> ProcessedRecording:

@@ -204,7 +204,7 @@ class ZarrSink:
             "time": self._add("time", dims[:1], (0,), (rows,), np.dtype(np.float64)),
         }
         self._arrays["time"].attrs["unit"] = getattr(message.axes.get(dims[0]), "unit", "s")
-        for name, length in zip(dims[1:], data.shape[1:]):
+        for name, length in zip(dims[1:], data.shape[1:], strict=True):
             values = _coordinates(message.axes.get(name), length)
             if values is not None and values.shape == (length,) and name not in ("data", "time"):
                 self._add(name, [name], values.shape, values.shape, values.dtype)[:] = values
@@ -219,7 +219,7 @@ class ZarrSink:
         return array
 
     def _write_full_chunks(self) -> None:
-        times, rows = (np.concatenate(parts) for parts in zip(*self._waiting))
+        times, rows = (np.concatenate(parts) for parts in zip(*self._waiting, strict=True))
         n = len(rows) - len(rows) % self._rows_per_chunk
         self._write(times[:n], rows[:n])
         self._waiting, self._n_waiting = [(times[n:].copy(), rows[n:].copy())], len(rows) - n
@@ -258,7 +258,7 @@ class ZarrSink:
         if self._group is None:
             raise ValueError("There are no results: the recording may be shorter than what the chain needs for one.")
         if self._n_waiting:
-            self._write(*(np.concatenate(parts) for parts in zip(*self._waiting)))
+            self._write(*(np.concatenate(parts) for parts in zip(*self._waiting, strict=True)))
         self._group.attrs["recipe"] = self._recipe
         results = self.partial / "results"
         sync_tree(results)

@@ -27,12 +27,12 @@ def steps_left_as_found(chain: Chain | Callable[[], Chain], factory: bool | None
             "a callable without arguments that builds the chain."
         ) from error
     # The chain runs on copies, so that whoever holds an object of its state finds that one unchanged, too.
-    for keeper, attributes in zip(keepers, copies):
+    for keeper, attributes in zip(keepers, copies, strict=True):
         vars(keeper).update(attributes)
     try:
         yield steps
     finally:
-        for keeper, attributes in zip(keepers, found):
+        for keeper, attributes in zip(keepers, found, strict=True):
             vars(keeper).clear()
             vars(keeper).update(attributes)
 

@@ -148,7 +148,7 @@ def recommend_cache_limit(
     rounds = [(first[steady], repetitions), *((first[length], _RARE_REPETITIONS) for length in rarer)]
     with lifted_cache_limit():
         filled = [n_bytes / MIB for n_bytes in fill_cache(chain, factory, rounds)]
-    added = {length: after - before for length, before, after in zip(rarer, filled, filled[1:])}
+    added = {length: after - before for length, before, after in zip(rarer, filled, filled[1:], strict=False)}
     added = dict(sorted(added.items()))
     limit, reason = _limit(filled[0], steady, added, trims=has_gpu_allocator())
     return CacheRecommendation(limit, filled[0], steady, added, reason)

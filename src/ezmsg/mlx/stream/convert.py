@@ -49,7 +49,7 @@ _SAME_IN_MLX = frozenset(map(np.dtype, "? u1 u2 u4 u8 i1 i2 i4 i8 f2 f4 c8".spli
 _NARROWED = {"float64": "float32", "complex128": "complex64"}
 
 
-def import_mlx():  # noqa: ANN201 - a module
+def import_mlx():
     """Return ``mlx.core``.
 
     Raises:

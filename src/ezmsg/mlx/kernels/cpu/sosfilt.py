@@ -102,7 +102,8 @@ def _filter(
     given: np.ndarray, x: np.ndarray, y: np.ndarray, zi: np.ndarray, zf: np.ndarray, sos: np.ndarray, width: int
 ) -> None:
     """*x* and *y* (outer, time, channel), which may be the same array; *given* what was in *x* at first; *zi* and *zf*
-    (section, outer, 4, channel), pairs of float32."""
+    (section, outer, 4, channel), pairs of float32.
+    """
     buffer = np.empty(BLOCK)
     length = BLOCK // width
     rows = x.strides[2] <= x.strides[1]
