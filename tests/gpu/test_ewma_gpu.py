@@ -7,7 +7,7 @@ from helpers.recurrences import EWMA, check_close, noise
 
 mx = pytest.importorskip("mlx.core")
 
-from ezmsg.mlx.ewma import ewma  # noqa: E402
+from ezmsg.mlx.ewma import ewma
 
 
 @pytest.mark.parametrize("path", ["cuda", "plain"])

@@ -6,14 +6,14 @@ from helpers.processes import RecordedLog, in_fresh_process
 
 mx = pytest.importorskip("mlx.core")
 
-from ezmsg.mlx import (  # noqa: E402
+from ezmsg.mlx import (
     AsArrayTransformer,
     EWMATransformer,
     SimulatedAcquisitionSettings,
     cache_limit,
     simulated_acquisition,
 )
-from ezmsg.mlx.stream.convert import numpy_to_mlx  # noqa: E402
+from ezmsg.mlx.stream.convert import numpy_to_mlx
 
 MIB = 1 << 20
 

@@ -6,7 +6,7 @@ from helpers.recurrences import RECURRENCES
 
 mx = pytest.importorskip("mlx.core")
 
-from ezmsg.mlx.kernels import default_path  # noqa: E402
+from ezmsg.mlx.kernels import default_path
 
 
 @pytest.mark.parametrize("path", ["cuda", "plain"])

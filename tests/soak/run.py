@@ -30,8 +30,8 @@ TESTS = pathlib.Path(__file__).parents[1]
 # First: this folder has modules of its own.
 sys.path[0:1] = [str(TESTS), str(TESTS.parent / "examples")]
 
-from soak.observe import Observer, Visitor  # noqa: E402
-from soak.verdict import print_table, problems  # noqa: E402
+from soak.observe import Observer, Visitor
+from soak.verdict import print_table, problems
 
 SETTLED_AFTER = 120.0
 """Seconds after which memory must not grow any more; a third of the run, if that is less."""

@@ -17,13 +17,13 @@ from ezmsg.util.messages.axisarray import AxisArray
 
 mx = pytest.importorskip("mlx.core")
 
-from helpers.recurrences import BAND_PASS, FS, HIGH_PASS, SOSFILT, check_close, noise  # noqa: E402
-from helpers.transformers import TRANSFORMERS, filtered, message, using  # noqa: E402
+from helpers.recurrences import BAND_PASS, FS, HIGH_PASS, SOSFILT, check_close, noise
+from helpers.transformers import TRANSFORMERS, filtered, message, using
 
-import ezmsg.mlx.filter as module  # noqa: E402
-from ezmsg.mlx.butterworthfilter import ButterworthFilterSettings, ButterworthFilterTransformer  # noqa: E402
-from ezmsg.mlx.cheby import ChebyshevFilterSettings, ChebyshevFilterTransformer  # noqa: E402
-from ezmsg.mlx.filter import FilterSettings, FilterTransformer  # noqa: E402
+import ezmsg.mlx.filter as module
+from ezmsg.mlx.butterworthfilter import ButterworthFilterSettings, ButterworthFilterTransformer
+from ezmsg.mlx.cheby import ChebyshevFilterSettings, ChebyshevFilterTransformer
+from ezmsg.mlx.filter import FilterSettings, FilterTransformer
 
 BAND = TRANSFORMERS["Butterworth"].settings
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 mx = pytest.importorskip("mlx.core", exc_type=ImportError)
 
-from ezmsg.mlx import (  # noqa: E402
+from ezmsg.mlx import (
     BaseChainTransformer,
     ChainTransformer,
     EWMASettings,
@@ -22,9 +22,9 @@ from ezmsg.mlx import (  # noqa: E402
     ReadLateTransformer,
     RechunkTransformer,
 )
-from ezmsg.mlx.chain import compiledrun  # noqa: E402
-from ezmsg.mlx.chain.fusedrun import FusedRun  # noqa: E402
-from ezmsg.mlx.stream.fusible import FusedStage, fusion_of  # noqa: E402
+from ezmsg.mlx.chain import compiledrun
+from ezmsg.mlx.chain.fusedrun import FusedRun
+from ezmsg.mlx.stream.fusible import FusedStage, fusion_of
 
 fuzz = settings(
     deadline=None,
@@ -63,7 +63,7 @@ def compare(stages, reference, messages, *, exact: bool = True) -> ChainTransfor
         expected = chains.one_by_one(reference, message)
         results = chains.as_list(chain(message))
         assert len(results) == len(expected)
-        for result, other in zip(results, expected):
+        for result, other in zip(results, expected, strict=True):
             chains.assert_same(result, other, exact=exact)
     return chain
 

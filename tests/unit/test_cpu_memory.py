@@ -7,8 +7,8 @@ import pytest
 
 mx = pytest.importorskip("mlx.core")
 
-from ezmsg.mlx.ewma import ewma  # noqa: E402
-from ezmsg.mlx.kernels.cpu.memory import KEPT_FLOATS, computed  # noqa: E402
+from ezmsg.mlx.ewma import ewma
+from ezmsg.mlx.kernels.cpu.memory import KEPT_FLOATS, computed
 
 
 def address(memory: np.ndarray) -> int:

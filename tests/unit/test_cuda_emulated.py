@@ -8,18 +8,18 @@ import pytest
 
 mx = pytest.importorskip("mlx.core")
 
-from helpers import cuda_emulation  # noqa: E402
-from helpers.ewma_cases import OWN_CASES  # noqa: E402
-from helpers.recurrence_cases import CASES, EXACT_CASES  # noqa: E402
-from helpers.recurrences import FILTERS  # noqa: E402
-from helpers.recurrences import RECURRENCES as ALL  # noqa: E402
-from helpers.sosfilt_cases import CASES as SOSFILT_CASES  # noqa: E402
-from helpers.transformers import filtered, using  # noqa: E402
+from helpers import cuda_emulation
+from helpers.ewma_cases import OWN_CASES
+from helpers.recurrence_cases import CASES, EXACT_CASES
+from helpers.recurrences import FILTERS
+from helpers.recurrences import RECURRENCES as ALL
+from helpers.sosfilt_cases import CASES as SOSFILT_CASES
+from helpers.transformers import filtered, using
 
-from ezmsg.mlx.ewma import EWMATransformer  # noqa: E402
-from ezmsg.mlx.filter import FilterTransformer  # noqa: E402
-from ezmsg.mlx.kernels.cuda import ewma, lookback, sosfilt  # noqa: E402
-from ezmsg.mlx.kernels.cuda.kernel import cuda_kernel  # noqa: E402
+from ezmsg.mlx.ewma import EWMATransformer
+from ezmsg.mlx.filter import FilterTransformer
+from ezmsg.mlx.kernels.cuda import ewma, lookback, sosfilt
+from ezmsg.mlx.kernels.cuda.kernel import cuda_kernel
 
 # Some of all coefficients, for each number of sections is a kernel of its own, which takes most of a second to build.
 SOME = {

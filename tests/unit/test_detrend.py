@@ -6,7 +6,7 @@ from ezmsg.util.messages.axisarray import AxisArray
 
 mx = pytest.importorskip("mlx.core")
 
-from ezmsg.mlx import DetrendTransformer, EWMATransformer  # noqa: E402
+from ezmsg.mlx import DetrendTransformer, EWMATransformer
 
 
 def message(data) -> AxisArray:

@@ -8,10 +8,10 @@ import pytest
 
 mx = pytest.importorskip("mlx.core")
 
-from helpers.ewma_cases import OWN_CASES, alpha_of, state_of  # noqa: E402
-from helpers.recurrences import EWMA, check_close, noise  # noqa: E402
+from helpers.ewma_cases import OWN_CASES, alpha_of, state_of
+from helpers.recurrences import EWMA, check_close, noise
 
-from ezmsg.mlx.ewma import ewma  # noqa: E402
+from ezmsg.mlx.ewma import ewma
 
 
 @pytest.mark.parametrize("path", ["cpu", "plain"])

@@ -10,15 +10,15 @@ import pytest
 
 mx = pytest.importorskip("mlx.core")
 
-from helpers.ewma_cases import alpha_of, corrected  # noqa: E402
-from helpers.recurrences import FS, check_close, noise  # noqa: E402
-from helpers.transformers import filtered, message, using  # noqa: E402
+from helpers.ewma_cases import alpha_of, corrected
+from helpers.recurrences import FS, check_close, noise
+from helpers.transformers import filtered, message, using
 
-from ezmsg.mlx.detrend import DetrendTransformer  # noqa: E402
-from ezmsg.mlx.ewma import EWMASettings, EWMATransformer  # noqa: E402
-from ezmsg.mlx.kernels.cpu import ewma as cpu_ewma  # noqa: E402
-from ezmsg.mlx.kernels.cpu import memory as cpu_memory  # noqa: E402
-from ezmsg.mlx.scaler import AdaptiveStandardScalerTransformer  # noqa: E402
+from ezmsg.mlx.detrend import DetrendTransformer
+from ezmsg.mlx.ewma import EWMASettings, EWMATransformer
+from ezmsg.mlx.kernels.cpu import ewma as cpu_ewma
+from ezmsg.mlx.kernels.cpu import memory as cpu_memory
+from ezmsg.mlx.scaler import AdaptiveStandardScalerTransformer
 
 
 @pytest.fixture(params=["cpu", "plain"])

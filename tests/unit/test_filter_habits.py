@@ -15,8 +15,8 @@ from ezmsg.util.messages.util import replace
 
 mx = pytest.importorskip("mlx.core")
 
-from helpers.recurrences import FS, check_close, noise  # noqa: E402
-from helpers.transformers import TRANSFORMERS, Habits, call, filtered, labelled, message, using  # noqa: E402
+from helpers.recurrences import FS, check_close, noise
+from helpers.transformers import TRANSFORMERS, Habits, call, filtered, labelled, message, using
 
 HOW = ["sync", "async"]
 # Of ezmsg-baseproc: the setting "axis" is deprecated.

@@ -6,9 +6,9 @@ import pytest
 
 mx = pytest.importorskip("mlx.core")
 
-from ezmsg.mlx.kernels.cuda.kernel import cuda_kernel  # noqa: E402
-from ezmsg.mlx.kernels.layout import LARGEST_SAMPLE  # noqa: E402
-from ezmsg.mlx.kernels.sources import made_small, read_source  # noqa: E402
+from ezmsg.mlx.kernels.cuda.kernel import cuda_kernel
+from ezmsg.mlx.kernels.layout import LARGEST_SAMPLE
+from ezmsg.mlx.kernels.sources import made_small, read_source
 
 CUDA = "ezmsg.mlx.kernels.cuda"
 KERNELS = ("ewma_lone", "ewma_long", "sosfilt_lone", "sosfilt_long", "nothing_told")

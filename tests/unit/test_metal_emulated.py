@@ -10,17 +10,17 @@ import pytest
 
 mx = pytest.importorskip("mlx.core")
 
-from helpers import metal_emulation  # noqa: E402
-from helpers.ewma_cases import OWN_CASES, corrected, state_of  # noqa: E402
-from helpers.metal_emulation import FMA_FLAGS, ORDERS  # noqa: E402
-from helpers.recurrence_cases import CASES, EXACT_CASES  # noqa: E402
-from helpers.recurrences import RECURRENCES as EVERY  # noqa: E402
-from helpers.recurrences import alpha_of, check_close, noise  # noqa: E402
-from helpers.sosfilt_cases import CASES as SOSFILT_CASES  # noqa: E402
+from helpers import metal_emulation
+from helpers.ewma_cases import OWN_CASES, corrected, state_of
+from helpers.metal_emulation import FMA_FLAGS, ORDERS
+from helpers.recurrence_cases import CASES, EXACT_CASES
+from helpers.recurrences import RECURRENCES as EVERY
+from helpers.recurrences import alpha_of, check_close, noise
+from helpers.sosfilt_cases import CASES as SOSFILT_CASES
 
-from ezmsg.mlx.kernels.layout import LARGEST_SAMPLE, LARGEST_SCORED, buffer_length  # noqa: E402
-from ezmsg.mlx.kernels.metal import ewma, sosfilt, zscore  # noqa: E402
-from ezmsg.mlx.kernels.metal.kernel import SAMPLES, TILE, threadgroups  # noqa: E402
+from ezmsg.mlx.kernels.layout import LARGEST_SAMPLE, LARGEST_SCORED, buffer_length
+from ezmsg.mlx.kernels.metal import ewma, sosfilt, zscore
+from ezmsg.mlx.kernels.metal.kernel import SAMPLES, TILE, threadgroups
 
 MODULES = {"ewma": ewma, "sosfilt": sosfilt, "zscore": zscore}
 

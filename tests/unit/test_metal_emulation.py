@@ -8,9 +8,9 @@ import pytest
 
 mx = pytest.importorskip("mlx.core")
 
-from helpers import metal_emulation  # noqa: E402
-from helpers.recurrences import check_close, noise  # noqa: E402
-from scipy.signal import butter, lfilter, sosfilt  # noqa: E402
+from helpers import metal_emulation
+from helpers.recurrences import check_close, noise
+from scipy.signal import butter, lfilter, sosfilt
 
 pytestmark = pytest.mark.skipif(metal_emulation.COMPILER is None, reason="needs Linux and g++")
 

@@ -6,11 +6,11 @@ import pytest
 
 mx = pytest.importorskip("mlx.core")
 
-from helpers import metal_emulation  # noqa: E402
-from helpers.metal_texts import CLANG, MODULES, errors_of_clang, launches_of, opencl_of  # noqa: E402
+from helpers import metal_emulation
+from helpers.metal_texts import CLANG, MODULES, errors_of_clang, launches_of, opencl_of
 
-from ezmsg.mlx.kernels import layout  # noqa: E402
-from ezmsg.mlx.kernels.sources import read_source  # noqa: E402
+from ezmsg.mlx.kernels import layout
+from ezmsg.mlx.kernels.sources import read_source
 
 SPACES = ("device", "constant", "threadgroup", "thread")
 

@@ -10,11 +10,11 @@ import pytest
 
 mx = pytest.importorskip("mlx.core")
 
-from helpers.recurrence_cases import CASES, EXACT_CASES  # noqa: E402
-from helpers.recurrences import RECURRENCES, Recurrence, check_close, noise  # noqa: E402
+from helpers.recurrence_cases import CASES, EXACT_CASES
+from helpers.recurrences import RECURRENCES, Recurrence, check_close, noise
 
-import ezmsg.mlx.kernels as module  # noqa: E402
-from ezmsg.mlx.kernels.cpu.memory import KEPT_FLOATS  # noqa: E402
+import ezmsg.mlx.kernels as module
+from ezmsg.mlx.kernels.cpu.memory import KEPT_FLOATS
 
 PATHS = ["cpu", "plain"]
 

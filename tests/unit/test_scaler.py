@@ -11,11 +11,11 @@ from scipy.signal import lfilter
 
 mx = pytest.importorskip("mlx.core")
 
-from helpers.ewma_cases import alpha_of  # noqa: E402
-from helpers.recurrences import check_close, noise  # noqa: E402
-from helpers.transformers import filtered, using  # noqa: E402
+from helpers.ewma_cases import alpha_of
+from helpers.recurrences import check_close, noise
+from helpers.transformers import filtered, using
 
-from ezmsg.mlx.scaler import (  # noqa: E402
+from ezmsg.mlx.scaler import (
     AdaptiveStandardScaler,
     AdaptiveStandardScalerSettings,
     AdaptiveStandardScalerTransformer,

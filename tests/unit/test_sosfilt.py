@@ -7,10 +7,10 @@ import pytest
 
 mx = pytest.importorskip("mlx.core")
 
-from helpers.recurrences import BAND_PASS, FILTERS, HIGH_PASS, SOSFILT, check_close, noise  # noqa: E402
-from helpers.sosfilt_cases import CASES  # noqa: E402
+from helpers.recurrences import BAND_PASS, FILTERS, HIGH_PASS, SOSFILT, check_close, noise
+from helpers.sosfilt_cases import CASES
 
-from ezmsg.mlx.sosfilt import sosfilt  # noqa: E402
+from ezmsg.mlx.sosfilt import sosfilt
 
 PATHS = ["cpu", "plain"]
 

@@ -18,10 +18,10 @@ from ezmsg.util.messages.axisarray import AxisArray
 
 mx = pytest.importorskip("mlx.core")
 
-from helpers.recurrences import BAND_PASS  # noqa: E402
-from helpers.transformers import call  # noqa: E402
+from helpers.recurrences import BAND_PASS
+from helpers.transformers import call
 
-import ezmsg.mlx as package  # noqa: E402
+import ezmsg.mlx as package
 
 BAND = {"order": 2, "cuton": 300.0, "cutoff": 5000.0, "coef_type": "sos"}
 ALONG_A_DIMENSION = {

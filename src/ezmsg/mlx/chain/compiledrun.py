@@ -158,4 +158,4 @@ class CompiledRun(FusedRun):
 
 def _grouped(flat: Sequence[mx.array], sizes: tuple[int, ...]) -> Arrays:
     ends = itertools.accumulate(sizes)
-    return tuple(tuple(flat[end - size : end]) for end, size in zip(ends, sizes))
+    return tuple(tuple(flat[end - size : end]) for end, size in zip(ends, sizes, strict=False))

@@ -123,7 +123,7 @@ class FusedRun(abc.ABC):
         """Whether the run was made for these transformers with the settings that they have now."""
         return len(transformers) == len(self._known) and all(
             transformer is known and transformer.settings is settings
-            for transformer, (known, settings, _) in zip(transformers, self._known)
+            for transformer, (known, settings, _) in zip(transformers, self._known, strict=False)
         )
 
     def store(self) -> None:
@@ -131,7 +131,7 @@ class FusedRun(abc.ABC):
         if self._resident is not None:
             arrays, counts = self._resident
             self._resident = None
-            for stage, held, count in zip(self.stages, self._for_transformers(arrays), counts):
+            for stage, held, count in zip(self.stages, self._for_transformers(arrays), counts, strict=False):
                 stage.store(held, count)
 
     def undo(self) -> Callable[[], None]:
@@ -158,7 +158,7 @@ class FusedRun(abc.ABC):
 
     def _steps(self, n_samples: int, counts: tuple[Hashable, ...], axes: Axes) -> Steps:
         length, variants, lengths, after = n_samples, [], [], []
-        for stage, is_counting, count in zip(self.stages, self._counting, counts):
+        for stage, is_counting, count in zip(self.stages, self._counting, counts, strict=False):
             variant = None
             if is_counting:
                 variant, length, count, axes = stage.advance(length, count, axes)
@@ -174,7 +174,7 @@ class FusedRun(abc.ABC):
     def _apply(self, x: Array, arrays: Arrays, variants: Sequence[Hashable], lengths: Sequence[int]) -> tuple:
         """The data that comes out, None where it has no samples, and the arrays after it."""
         after = []
-        for stage, held, variant, length in zip(self.stages, arrays, variants, lengths):
+        for stage, held, variant, length in zip(self.stages, arrays, variants, lengths, strict=False):
             if x is not None:
                 x, held = stage.apply(x, held, variant)
                 if length == 0:

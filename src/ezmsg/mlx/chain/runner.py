@@ -68,7 +68,7 @@ class Runner:
         width = max(map(len, self._names))
         runs = [run for found in self._found for run in found if isinstance(run, FusedRun)]
         lines = []
-        for number, (name, stage) in enumerate(zip(self._names, self._stages)):
+        for number, (name, stage) in enumerate(zip(self._names, self._stages, strict=False)):
             run = next((run for run in runs if run.first <= number < run.stop), None)
             how = "by itself" if run is None else f"fused with stages {run.first + 1} to {run.stop}, {run.how}"
             lines.append(f"{number + 1:3}  {name:{width}}  {type(stage).__name__}: {how}")

@@ -131,7 +131,7 @@ class FusedBins(FusedStage[BinnedAggregateTransformer]):
         return (mx.stack(results, axis=-1) if self._is_multiple else results[0]), arrays
 
     def _reduced(self, work: Array, ends: tuple[int, ...], operation: AggregationFunction, xp: object) -> Array:
-        bins = list(zip((0, *ends), ends))
+        bins = list(zip((0, *ends), ends, strict=False))
         reduce, length = getattr(xp, operation.value), ends[0]
         if all(end - start == length for start, end in bins):
             return reduce(work[: ends[-1]].reshape(len(ends), length, *self._others), axis=1)

@@ -80,7 +80,7 @@ class FusedDetrend(FusedAverage):
     subtracts = True
 
 
-def _mlx():  # noqa: ANN202 - a module
+def _mlx():
     import mlx.core
 
     return mlx.core
