@@ -98,8 +98,8 @@ class CompiledRun(FusedRun):
 
     def _keys_ahead(self, n_samples: int) -> dict[Key, Steps]:
         """What messages of this length may do, from the present counts on and after an odd message."""
-        counts, found = self._resident.counts, {}
-        for counts in (counts, self._steps(1, counts, self._axes).counts):
+        present, found = self._resident.counts, {}
+        for counts in (present, self._steps(1, present, self._axes).counts):
             for _ in range(_LOOKAHEAD):
                 steps = self._steps(n_samples, counts, self._axes)
                 counts = steps.counts
