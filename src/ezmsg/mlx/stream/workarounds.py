@@ -18,7 +18,8 @@ names that ezmsg does not publish are all in this module. A class that no longer
 import asyncio
 import copyreg
 import functools
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
 from ezmsg.core.backendprocess import DefaultBackendProcess
 from ezmsg.core.messagechannel import ChannelProtocol
@@ -31,14 +32,14 @@ def apply_workarounds() -> None:
     """Apply the workarounds to this process and to those that ezmsg starts from it. A second call changes nothing."""
     reattach = getattr(ChannelProtocol, "_reattach_shm", None)
     if reattach is not None and not hasattr(reattach, "__wrapped__"):
-        ChannelProtocol._reattach_shm = _held_until_done(reattach)
+        ChannelProtocol._reattach_shm = _held_until_done(reattach)  # type: ignore[method-assign]
     if not hasattr(Publisher.__init__, "__wrapped__"):
-        Publisher.__init__ = _with_channels_that_may_change(Publisher.__init__)
+        Publisher.__init__ = _with_channels_that_may_change(Publisher.__init__)  # type: ignore[method-assign]
     # A forked process inherits the classes as they are here; a spawned one unpickles this.
     copyreg.pickle(DefaultBackendProcess, _reduce_with_workarounds)
 
 
-def _held_until_done(method: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+def _held_until_done(method: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Coroutine[Any, Any, None]]:
     @functools.wraps(method)
     async def held(*args: object, **kwargs: object) -> None:
         task = asyncio.current_task()
@@ -54,7 +55,7 @@ def _held_until_done(method: Callable[..., Awaitable[None]]) -> Callable[..., Aw
 class _Channels(dict):
     """A dictionary whose values can be iterated over while keys come and go."""
 
-    def values(self) -> Iterator[object]:
+    def values(self) -> Iterator[object]:  # type: ignore[override]
         for key in list(self):
             if key in self:
                 yield self[key]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import ezmsg.core as ez
 import numba
@@ -26,14 +26,14 @@ Function = TypeVar("Function", bound=Callable)
 _told = False
 
 
-def compiled(**options: object) -> Callable[[Function], Function]:
-    """A decorator that compiles as ``numba.njit(cache=True, nogil=True, error_model="numpy", **options)`` does.
+def compiled(fastmath: bool | set[str] = False) -> Callable[[Function], Function]:
+    """A decorator that compiles as ``numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=fastmath)`` does.
 
     The log warns once in a process if the cache cannot be used.
     """
 
     def decorate(function: Function) -> Function:
-        dispatcher = numba.njit(nogil=True, error_model="numpy", **options)(function)
+        dispatcher: Any = numba.njit(nogil=True, error_model="numpy", fastmath=fastmath)(function)
         try:
             dispatcher._cache = _OptionalCache(function)
         except Exception as error:
