@@ -1,0 +1,102 @@
+"""Every unit of the package goes through the contract of units."""
+
+from importlib import metadata
+
+import ezmsg.sigproc.asarray
+import ezmsg.sigproc.butterworthfilter
+import ezmsg.sigproc.cheby
+import ezmsg.sigproc.ewma
+import ezmsg.sigproc.filter
+import ezmsg.sigproc.math.pow
+import ezmsg.sigproc.scaler
+import pytest
+
+mx = pytest.importorskip("mlx.core")
+
+from helpers.recurrences import BAND_PASS
+from helpers.unit_contract import CASES, Subject
+
+import ezmsg.mlx as package
+
+BAND = {"order": 2, "cuton": 300.0, "cutoff": 5000.0, "coef_type": "sos"}
+CHEBYSHEV = {"order": 2, "Wn": 300.0, "ripple_tol": 1.0, "coef_type": "sos"}
+
+
+def average(name: str, unit: str) -> Subject:
+    settings = {"time_constant": 0.01}
+    return Subject(
+        f"mlx.{unit}",
+        getattr(package, f"{name}Transformer"),
+        getattr(package, unit),
+        package.EWMASettings(**settings),
+        ezmsg.sigproc.ewma.EWMASettings(**settings),
+    )
+
+
+SUBJECTS = [
+    Subject(
+        "mlx.AsArray",
+        package.AsArrayTransformer,
+        package.AsArray,
+        package.AsArraySettings(backend=package.ArrayBackend.mlx),
+        ezmsg.sigproc.asarray.AsArraySettings(backend=package.ArrayBackend.mlx),
+    ),
+    average("EWMA", "EWMAUnit"),
+    average("Detrend", "DetrendUnit"),
+    Subject(
+        "mlx.AdaptiveStandardScaler",
+        package.AdaptiveStandardScalerTransformer,
+        package.AdaptiveStandardScaler,
+        package.AdaptiveStandardScalerSettings(time_constant=0.01),
+        ezmsg.sigproc.scaler.AdaptiveStandardScalerSettings(time_constant=0.01),
+    ),
+    Subject(
+        "mlx.Filter",
+        package.FilterTransformer,
+        package.Filter,
+        package.FilterSettings(coefs=BAND_PASS, coef_type="sos"),
+        ezmsg.sigproc.filter.FilterSettings(coefs=BAND_PASS, coef_type="sos"),
+    ),
+    Subject(
+        "mlx.ButterworthFilter",
+        package.ButterworthFilterTransformer,
+        package.ButterworthFilter,
+        package.ButterworthFilterSettings(**BAND),
+        ezmsg.sigproc.butterworthfilter.ButterworthFilterSettings(**BAND),
+    ),
+    Subject(
+        "mlx.ChebyshevFilter",
+        package.ChebyshevFilterTransformer,
+        package.ChebyshevFilter,
+        package.ChebyshevFilterSettings(**CHEBYSHEV),
+        ezmsg.sigproc.cheby.ChebyshevFilterSettings(**CHEBYSHEV),
+    ),
+    Subject(
+        "mlx.Pow",
+        package.PowTransformer,
+        package.Pow,
+        package.PowSettings(exponent=2.0),
+        ezmsg.sigproc.math.pow.PowSettings(exponent=2.0),
+    ),
+    Subject("mlx.ReadLate", package.ReadLateTransformer, package.ReadLate, package.ReadLateSettings(depth=0)),
+    Subject("mlx.Rechunk", package.RechunkTransformer, package.Rechunk, package.RechunkSettings(sizes=(200,))),
+]
+
+WITHOUT_INPUT = {"mlx.MemoryMonitor", "mlx.SimulatedAcquisition"}
+"""Producers."""
+
+COMPOSED = {"mlx.Chain"}
+"""Units whose settings say what they do."""
+
+
+def test_every_unit_is_here():
+    components = {
+        point.name for point in metadata.entry_points(group="ezmsg.components") if point.dist.name == "ezmsg-mlx"
+    }
+    assert {subject.component for subject in SUBJECTS} == components - WITHOUT_INPUT - COMPOSED
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.component)
+def test_case(subject, case):
+    CASES[case](subject)
