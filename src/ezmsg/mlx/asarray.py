@@ -119,7 +119,7 @@ class AsArrayTransformer(
 
 
 class AsArray(UnitTakesSettings, BaseTransformerUnit[AsArraySettings, AxisArray, AxisArray, AsArrayTransformer]):
-    SETTINGS = AsArraySettings
+    SETTINGS = AsArraySettings  # type: ignore[assignment]
 
     def create_processor(self) -> None:
         super().create_processor()

@@ -53,4 +53,4 @@ class PowTransformer(
 
 
 class Pow(UnitTakesSettings, BaseTransformerUnit[PowSettings, AxisArray, AxisArray, PowTransformer]):
-    SETTINGS = PowSettings
+    SETTINGS = PowSettings  # type: ignore[assignment]

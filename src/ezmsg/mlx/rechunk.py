@@ -154,7 +154,7 @@ class Rechunk(BaseTransformerUnit[RechunkSettings, AxisArray, AxisArray, Rechunk
     unit forwards or slices: a node of this process that keeps samples, or awaits before it reads them, has to copy.
     """
 
-    SETTINGS = RechunkSettings
+    SETTINGS = RechunkSettings  # type: ignore[assignment]
 
     @ez.subscriber(BaseTransformerUnit.INPUT_SIGNAL)
     @ez.publisher(BaseTransformerUnit.OUTPUT_SIGNAL)

@@ -89,7 +89,7 @@ class CacheGuard:
                 self._lifted -= 1
                 found = mx.set_cache_limit(before)
                 if found != UNLIMITED:
-                    # Somebody else's, and the newer wish.
+                    # Set by others meanwhile, so it is the newer one.
                     mx.set_cache_limit(found)
                 mx.clear_cache()
         if found != UNLIMITED:
@@ -116,15 +116,16 @@ class CacheGuard:
             self._give_back()
             self._ceiling = sys.maxsize
             return
-        if self._in_force != self._allowed(tightest) or self._raised_outside():
-            self._enforce(tightest)
-        self._ceiling = self._in_force + self._overshoot
-        if self._in_force < tightest.n_bytes:
-            self.source = CacheLimit(self._in_force / MIB, "outside")
+        in_force = self._in_force
+        if in_force is None or in_force != self._allowed(tightest) or self._raised_outside(in_force):
+            in_force = self._enforce(tightest)
+        self._ceiling = in_force + self._overshoot
+        if in_force < tightest.n_bytes:
+            self.source = CacheLimit(in_force / MIB, "outside")
         else:
             self.source = CacheLimit(tightest.limit_mb, "node", tightest.node, "mlx_cache_limit_mb")
         if recorded is not None:
-            self._tell_disagreement(recorded, [r for r in requests if r is not recorded])
+            self._tell_disagreement(recorded, [r for r in requests if r is not recorded], in_force)
 
     def _record(self, node: object, limit_mb: float | None) -> _Request | None:
         """Take note of what *node* asks for; the request, if it is a new one."""
@@ -146,17 +147,17 @@ class CacheGuard:
     def _allowed(self, request: _Request) -> int:
         return request.n_bytes if self._outside is None else min(request.n_bytes, self._outside)
 
-    def _raised_outside(self) -> bool:
+    def _raised_outside(self, in_force: int) -> bool:
         """Whether the cache holds more than the limit, and what MLX lets through, can explain."""
         import mlx.core as mx
 
         cache = mx.get_cache_memory()
-        if has_gpu_allocator() and cache > self._in_force:
+        if has_gpu_allocator() and cache > in_force:
             # The GPU allocators admit one buffer past the limit, and none was larger than all live memory.
             self._overshoot = max(self._overshoot, mx.get_peak_memory(), mx.get_active_memory())
-        return cache > self._in_force + self._overshoot
+        return cache > in_force + self._overshoot
 
-    def _enforce(self, request: _Request) -> None:
+    def _enforce(self, request: _Request) -> int:
         import mlx.core as mx
 
         tried = self._allowed(request)
@@ -185,17 +186,18 @@ class CacheGuard:
         if limit != found:
             ez.logger.info(f"MLX cache limit: {in_mib(found)} -> {in_mib(limit)}, asked for by {request.node}.")
         self._in_force = limit
+        return limit
 
     def _give_back(self) -> None:
         """Nobody asks any more: the limit goes back to what it was before the first request."""
         import mlx.core as mx
 
-        if self._in_force is None:
+        if self._in_force is None or self._before is None:
             return
         old = self._before if self._outside is None else self._outside
         found = mx.set_cache_limit(old)
         if found != self._in_force:
-            # Somebody else has changed it meanwhile; that is the newer wish.
+            # Others have changed it meanwhile; theirs is the newer one.
             mx.set_cache_limit(found)
             old = self._outside = found
         if old != self._in_force:
@@ -209,14 +211,14 @@ class CacheGuard:
         self._n_named += 1
         return getattr(node, "node_name", None) or f"{type(node).__name__}#{self._n_named}"
 
-    def _tell_disagreement(self, request: _Request, others: list[_Request]) -> None:
+    def _tell_disagreement(self, request: _Request, others: list[_Request], in_force: int) -> None:
         other = min(others, key=lambda r: r.limit_mb, default=request)
         if other.limit_mb == request.limit_mb:
             return
         self._tell_once(
             frozenset((request.limit_mb, other.limit_mb)),
             f"{request.node} asks for an MLX cache limit of {request.limit_mb:g} MiB and {other.node} for "
-            f"{other.limit_mb:g} MiB; the limit belongs to the process, so the tightest, {in_mib(self._in_force)}, "
+            f"{other.limit_mb:g} MiB; the limit belongs to the process, so the tightest, {in_mib(in_force)}, "
             "is in force. Give them the same mlx_cache_limit_mb.",
         )
 

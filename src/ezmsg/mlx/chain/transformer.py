@@ -220,7 +220,7 @@ class Chain(BaseTransformerUnit[ChainSettings, AxisArray, Output, ChainTransform
     ezmsg-sigproc's units that reduce a rate do.
     """
 
-    SETTINGS = ChainSettings
+    SETTINGS = ChainSettings  # type: ignore[assignment]
 
     INPUT_STAGE_SETTINGS = ez.InputStream(StageSettings)
 

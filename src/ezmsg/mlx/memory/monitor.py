@@ -7,7 +7,7 @@ import time
 import ezmsg.core as ez
 import numpy as np
 from ezmsg.baseproc import BaseProducerUnit, BaseStatefulProducer, processor_state
-from ezmsg.util.messages.axisarray import AxisArray
+from ezmsg.util.messages.axisarray import AxisArray, CoordinateAxis
 
 from ..stream.checks import check_number
 from .snapshot import MEMORY_METRICS, memory_snapshot
@@ -32,7 +32,7 @@ class MemoryMonitorSettings(ez.Settings):
 class MemoryMonitorState:
     """State for :obj:`MemoryMonitorProducer`."""
 
-    metric_axis: AxisArray.CoordinateAxis | None = None
+    metric_axis: CoordinateAxis | None = None
     """The names of the metrics, one object for the whole stream: processors recognise it by identity."""
 
     due: float = 0.0
@@ -70,6 +70,7 @@ class MemoryMonitorProducer(BaseStatefulProducer[MemoryMonitorSettings, AxisArra
         n_missed = max((now - state.due) // interval, 0.0)
         state.due += (n_missed + 1.0) * interval
         snapshot = memory_snapshot()
+        assert state.metric_axis is not None
         return AxisArray(
             data=np.array([[getattr(snapshot, name) for name in MEMORY_METRICS]]),
             dims=["time", "metric"],
@@ -89,4 +90,4 @@ class MemoryMonitor(BaseProducerUnit[MemoryMonitorSettings, AxisArray, MemoryMon
     Put it into the Collection that is to be watched, so that both run in one process.
     """
 
-    SETTINGS = MemoryMonitorSettings
+    SETTINGS = MemoryMonitorSettings  # type: ignore[assignment]

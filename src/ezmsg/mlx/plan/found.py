@@ -5,6 +5,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator
+from typing import cast
 
 from ezmsg.baseproc import BaseProcessor
 
@@ -15,7 +16,7 @@ from ..stream.steps import Chain, Step, steps_of
 def steps_left_as_found(chain: Chain | Callable[[], Chain], factory: bool | None) -> Iterator[list[Step]]:
     """The steps of *chain*, whose state is the same afterwards as before."""
     is_factory = _takes_no_argument(chain) if factory is None else factory
-    built = chain() if is_factory else chain
+    built = cast("Chain", cast("Callable[[], Chain]", chain)() if is_factory else chain)
     steps = steps_of(built)
     keepers = [] if is_factory else list(_keepers_of_state(steps, set()))
     found = [dict(vars(keeper)) for keeper in keepers]

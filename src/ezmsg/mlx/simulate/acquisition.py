@@ -8,7 +8,7 @@ import ezmsg.core as ez
 import numpy as np
 import numpy.typing as npt
 from ezmsg.baseproc import BaseProducerUnit, BaseStatefulProducer, processor_state
-from ezmsg.util.messages.axisarray import AxisArray
+from ezmsg.util.messages.axisarray import AxisArray, CoordinateAxis
 
 from .. import stream as stream  # each unit brings the workarounds in it
 from .lengths import next_length
@@ -23,7 +23,7 @@ class SimulatedAcquisitionState:
     recording: npt.NDArray[np.int16] | None = None
     """The recording that is played in a loop, in counts, shape (time, ch)."""
 
-    ch_axis: AxisArray.CoordinateAxis | None = None
+    ch_axis: CoordinateAxis | None = None
     """The channel labels, one object for the whole stream: processors recognise it by identity."""
 
     n_messages: int = 0
@@ -90,6 +90,7 @@ class SimulatedAcquisitionProducer(
 
     def _make_message(self) -> AxisArray:
         settings, state = self.settings, self._state
+        assert state.recording is not None and state.ch_axis is not None
         length = next_length(settings, state.n_messages, state.n_samples)
         if length == 0:
             raise ez.Complete
@@ -122,7 +123,7 @@ class SimulatedAcquisition(BaseProducerUnit[SimulatedAcquisitionSettings, AxisAr
     ``settings.n_samples`` samples, by raising ``ez.NormalTermination``.
     """
 
-    SETTINGS = SimulatedAcquisitionSettings
+    SETTINGS = SimulatedAcquisitionSettings  # type: ignore[assignment]
 
 
 def simulated_acquisition(settings: SimulatedAcquisitionSettings) -> typing.Iterator[AxisArray]:

@@ -64,7 +64,7 @@ def _field_potential(
     spectrum = rng.standard_normal((n_sources, 2 * len(frequencies)), np.float32).view(np.complex64)
     spectrum /= np.hypot(1, frequencies / 2.0)
     spectrum[:, 0] = 0
-    sources = np.fft.irfft(spectrum, n_samples)
+    sources = np.fft.irfft(spectrum, n_samples).astype(np.float32, copy=False)
     sources /= sources.std(axis=1, keepdims=True)
 
     centres = np.linspace(0, n_channels, n_sources - 1)[:, np.newaxis]
@@ -88,13 +88,14 @@ def _add_spikes(rng: np.random.Generator, rate: float, recording: npt.NDArray[np
     n_spikes = rng.poisson(duration * low * (high / low) ** rng.uniform(size=n_channels))
     channels = np.repeat(np.arange(n_channels), n_spikes)
     # Uniform times in what the refractory periods leave, moved apart by them afterwards: also across the end.
-    starts = [
+    fired = [
         np.sort(rng.uniform(0, duration - n * _REFRACTORY_PERIOD, n)) + np.arange(n) * _REFRACTORY_PERIOD
         for n in n_spikes
     ]
-    starts = (np.concatenate(starts) * rate).astype(np.int64)
-    peaks = rng.uniform(*_SPIKE_RANGE, n_channels) / MICROVOLTS_PER_COUNT
+    starts = (np.concatenate(fired) * rate).astype(np.int64)
+    lowest, highest = _SPIKE_RANGE
+    peaks = np.asarray(rng.uniform(lowest, highest, n_channels)) / MICROVOLTS_PER_COUNT
     times = (starts[:, np.newaxis] + np.arange(len(waveform))) % n_samples
-    counts = np.rint(peaks[channels, np.newaxis] * waveform).astype(np.int16)
+    counts = np.rint(peaks[channels][:, np.newaxis] * waveform).astype(np.int16)
     # += takes one addition a sample. That is enough, since spikes are shorter than the refractory period.
     recording[times, channels[:, np.newaxis]] += counts

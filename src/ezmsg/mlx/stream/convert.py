@@ -7,7 +7,8 @@ of packed records, with ``std::bad_cast``; it refuses negative strides, and cann
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
@@ -49,7 +50,7 @@ _SAME_IN_MLX = frozenset(map(np.dtype, "? u1 u2 u4 u8 i1 i2 i4 i8 f2 f4 c8".spli
 _NARROWED = {"float64": "float32", "complex128": "complex64"}
 
 
-def import_mlx():
+def import_mlx() -> ModuleType:
     """Return ``mlx.core``.
 
     Raises:
@@ -65,7 +66,7 @@ def import_mlx():
     return mx
 
 
-def is_mlx_array(data: object) -> bool:
+def is_mlx_array(data: object) -> TypeGuard[mx.array]:
     """Whether *data* is an MLX array, without importing MLX."""
     return type(data).__module__ == "mlx.core" and type(data).__name__ == "array"
 
@@ -169,6 +170,7 @@ def numpy_to_mlx(data: np.ndarray, dtype: str | None = None) -> tuple[mx.array, 
         data = data.copy()
     if copy_as is not None:
         return keep_on_host(mx.array(data, dtype=getattr(mx, copy_as))), narrowed
+    assert widen_to is not None
     return _started(keep_on_host(mx.array(data)).astype(getattr(mx, widen_to))), narrowed
 
 

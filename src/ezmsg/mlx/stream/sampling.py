@@ -59,7 +59,8 @@ def value_at(axis: LinearAxis, index: int | npt.NDArray[np.integer]) -> float | 
     ``LinearAxis.value`` computes in the type of the gain. In float32 an offset of three hours has steps of 1 ms, thirty
     samples at 30 kHz, and NumPy takes a Python float for one of these, too.
     """
-    return float(axis.offset) + index * float(axis.gain)
+    values: float | npt.NDArray[np.float64] = float(axis.offset) + index * float(axis.gain)
+    return values
 
 
 def is_same_rate(gain: float, known: float) -> bool:
@@ -70,9 +71,8 @@ def is_same_rate(gain: float, known: float) -> bool:
 
 def with_known_rate(message: AxisArray, dim: str | None, known: float) -> AxisArray:
     """*message* with *known* as the sampling period along *dim*, if its own is nearly that; for the state's hash."""
-    axis = message.axes.get(dim)
-    gain = getattr(axis, "gain", known)
-    if gain == known or not is_same_rate(gain, known):
+    axis = message.axes.get(dim) if dim is not None else None
+    if not isinstance(axis, LinearAxis) or axis.gain == known or not is_same_rate(axis.gain, known):
         return message
     return replace(message, axes={**message.axes, dim: replace(axis, gain=known)})
 

@@ -2,6 +2,7 @@
 
 import typing
 from types import ModuleType
+from typing import TypeGuard
 
 import numpy as np
 from array_api_compat import get_namespace
@@ -107,8 +108,11 @@ def _piece(spans: list[tuple[Segment, int, int]], layout: Layout) -> AxisArray:
         if _is_linear(axis):
             axes[name] = replace(axis, gain=float(axis.gain), offset=value_at(axis, segment.first + start))
         else:
-            values = [(span.message.axes[name].data, begin, end) for span, begin, end in spans]
-            axes[name] = replace(axis, data=_joined(values, _position(axis, layout.dim)))
+            values: list[tuple[Array, int, int]] = [
+                (_coordinates(span.message, name).data, begin, end) for span, begin, end in spans
+            ]
+            of_first = _coordinates(segment.message, name)
+            axes[name] = replace(of_first, data=_joined(values, _position(of_first, layout.dim)))
     data = _joined([(span.message.data, begin, end) for span, begin, end in spans], layout.idx)
     return replace(message, data=data, axes=axes)
 
@@ -121,6 +125,7 @@ def _owned(segment: Segment, start: int, layout: Layout) -> Segment:
     for name in layout.streamed:
         axis = message.axes[name]
         if not _is_linear(axis):
+            axis = _coordinates(message, name)
             axis = replace(axis, data=_copied(_slice(axis.data, start, None, _position(axis, layout.dim))))
         axes[name] = axis
     axes = {name: axes[name] for name in message.axes}
@@ -149,16 +154,21 @@ def continues(carried: Segment, message: AxisArray, layout: Layout) -> bool:
     )
 
 
-def _is_linear(axis: AxisBase) -> bool:
+def _is_linear(axis: AxisBase) -> TypeGuard[LinearAxis]:
     # The type first: asking an abstract class for its instances takes ten times as long.
     return type(axis) is LinearAxis or isinstance(axis, LinearAxis)
+
+
+def _coordinates(message: AxisArray, name: str) -> CoordinateAxis:
+    """The axis *name* of a message, which :class:`Layout` knows to be streamed and not linear."""
+    return typing.cast("CoordinateAxis", message.axes[name])
 
 
 def _position(axis: CoordinateAxis, dim: str) -> int:
     return axis.dims.index(dim) if dim in axis.dims else 0
 
 
-def _follows(old: LinearAxis | CoordinateAxis, new: AxisBase, n_next: int) -> bool:
+def _follows(old: AxisBase, new: AxisBase, n_next: int) -> bool:
     """Whether ``new`` goes on where ``old`` would have its value number ``n_next``."""
     if new.unit != old.unit:
         return False
@@ -168,7 +178,9 @@ def _follows(old: LinearAxis | CoordinateAxis, new: AxisBase, n_next: int) -> bo
             and is_same_rate(new.gain, old.gain)
             and abs(float(new.offset) - value_at(old, n_next)) <= GAP_TOLERANCE * abs(float(old.gain))
         )
-    return isinstance(new, CoordinateAxis) and new.dims == old.dims and new.data.dtype == old.data.dtype
+    if not (isinstance(old, CoordinateAxis) and isinstance(new, CoordinateAxis)):
+        return False
+    return new.dims == old.dims and new.data.dtype == old.data.dtype
 
 
 def same_axis(old: AxisBase, new: AxisBase) -> bool:

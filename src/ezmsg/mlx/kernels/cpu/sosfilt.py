@@ -162,8 +162,15 @@ def run(
 
     def run(source: Samples, target: Samples) -> None:
         if inner == 1:
-            data = (array.T for array in (samples, source, target))
-            _filter(*data, states.transpose(0, 3, 2, 1), zf.transpose(0, 3, 2, 1), sos, min(outer, COLUMN))
+            _filter(
+                samples.T,
+                source.T,
+                target.T,
+                states.transpose(0, 3, 2, 1),
+                zf.transpose(0, 3, 2, 1),
+                sos,
+                min(outer, COLUMN),
+            )
         else:
             _filter(samples, source, target, states, zf, sos, min(inner, ROW))
 

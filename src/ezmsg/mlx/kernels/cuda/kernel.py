@@ -30,13 +30,14 @@ def cuda_kernel(
     """
     header, body = read_source(__package__, f"{name}.cu")
     values = "".join(f"constexpr int {key} = {value};\n" for key, value in constants.items())
-    return mx.fast.cuda_kernel(
+    made: Compiled = mx.fast.cuda_kernel(  # type: ignore[assignment]  # an opaque callable of MLX
         name="_".join(["ezmsg_mlx", name, *map(str, constants.values())]),
         input_names=list(inputs),
         output_names=list(outputs),
         header=header,
         source=values + body,
     )
+    return made
 
 
 def launch_of(

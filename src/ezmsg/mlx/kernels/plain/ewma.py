@@ -21,7 +21,7 @@ def split_state(zi: mx.array, alpha: float, axis: int) -> tuple[mx.array, mx.arr
 def join_state(average: tuple[mx.array, mx.array], alpha: float, axis: int) -> mx.array:
     """The inverse of :func:`split_state`."""
     high, low = average
-    return mx.concatenate(two_sum(high, low - alpha * high - alpha * low), axis=axis)
+    return mx.concatenate([*two_sum(high, low - alpha * high - alpha * low)], axis=axis)
 
 
 def _scan(deviation: mx.array, alpha: float, axis: int) -> mx.array:
