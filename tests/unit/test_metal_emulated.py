@@ -11,11 +11,19 @@ import pytest
 mx = pytest.importorskip("mlx.core")
 
 from helpers import metal_emulation
-from helpers.ewma_cases import OWN_CASES, corrected, state_of
+from helpers.ewma_cases import OWN_CASES, state_of
+from helpers.metal_cases import (
+    check_corrected,
+    check_long_memory_in_single_samples,
+    check_scores,
+    run_corrected,
+    run_scores,
+    scored,
+)
 from helpers.metal_emulation import FMA_FLAGS, ORDERS
 from helpers.recurrence_cases import CASES, EXACT_CASES
 from helpers.recurrences import RECURRENCES as EVERY
-from helpers.recurrences import alpha_of, check_close, noise
+from helpers.recurrences import alpha_of, noise
 from helpers.sosfilt_cases import CASES as SOSFILT_CASES
 
 from ezmsg.mlx.kernels.layout import LARGEST_SAMPLE, LARGEST_SCORED, buffer_length
@@ -38,15 +46,15 @@ SOME = {
         "no feedback",
     ),
 }
-RECURRENCES = {
-    name: entry
-    if ALL
-    else dataclasses.replace(
-        entry, coefficients={key: entry.coefficients[key] for key in SOME.get(name, entry.coefficients)}
-    )
-    for name, entry in EVERY.items()
-    if name in MODULES
-}
+
+
+def some(entry):
+    """*entry* with the coefficients that are tested."""
+    keys = entry.coefficients if ALL else SOME.get(entry.name, entry.coefficients)
+    return dataclasses.replace(entry, coefficients={key: entry.coefficients[key] for key in keys})
+
+
+RECURRENCES = {name: some(entry) for name, entry in EVERY.items() if name in MODULES}
 
 pytestmark = pytest.mark.skipif(metal_emulation.COMPILER is None, reason="needs Linux and g++")
 
@@ -151,40 +159,21 @@ def test_case_of_ewma(case):
         OWN_CASES[case]("metal")
 
 
-def run_corrected(x, alpha, lengths, zi=None):
-    """Bias-corrected averages of *x*, time first, in messages of *lengths*; and the last state in float64."""
-    zi = mx.zeros((4, x.shape[1])) if zi is None else zi
-    results, start = [], 0
-    for n in (*lengths, len(x) - sum(lengths)):
-        y, zi = ewma.run(mx.array(x[start : start + n]), alpha, zi, 0, ())
-        results.append(np.array(y))
-        start += n
-    return np.concatenate(results), np.array(zi).astype(np.float64).reshape(2, 2, -1).sum(axis=1)
-
-
 @pytest.mark.parametrize("lengths", [[], [1] * 20, [300, 1, 7, 320, 321]], ids=str)
 @pytest.mark.parametrize("time_constant", [1e-5, 0.001, 0.1, 300.0])
 def test_bias_is_corrected_in_the_same_launch(time_constant, lengths):
-    alpha, x = alpha_of(time_constant), noise(2000, 3) + np.float32([0, 50, 1e4])
-    y, state = run_corrected(x, alpha, lengths)
-    expected = corrected(x, alpha)
-    for channel in range(3):
-        check_close(y[:, channel], expected[:, channel], 2e-6)
-    np.testing.assert_allclose(state[1], -np.expm1(2000 * np.log1p(-alpha)), rtol=1e-6)
-    np.testing.assert_allclose(state[0], (1 - alpha) * expected[-1] * state[1], rtol=2e-6, atol=1e-6)
+    check_corrected(noise(2000, 3) + np.float32([0, 50, 1e4]), alpha_of(time_constant), lengths)
 
 
 def test_only_samples_that_are_taken_count_in_the_correction():
-    alpha, x = alpha_of(1.0), noise(1500, 5) + 7
+    x = noise(1500, 5) + 7
     x[np.random.default_rng(1).random(x.shape) < [0.0, 0.01, 0.3, 0.9, 1.0]] = math.nan
     x[:700, 1] = math.inf
-    y, state = run_corrected(x, alpha, [1, 320, 5])
-    for channel in range(5):
-        good = np.isfinite(x[:, channel])
-        np.testing.assert_array_equal(y[~good, channel], x[~good, channel])
-        if good.any():
-            check_close(y[good, channel], corrected(x[good][:, [channel]], alpha)[:, 0])
-    np.testing.assert_allclose(state[1], -np.expm1(np.isfinite(x).sum(axis=0) * np.log1p(-alpha)), rtol=1e-6)
+    check_corrected(x, alpha_of(1.0), [1, 320, 5])
+
+
+def test_a_long_memory_moves_in_single_samples():
+    check_long_memory_in_single_samples()
 
 
 def test_weight_of_a_long_stream_settles_at_one():
@@ -237,48 +226,6 @@ def test_case_of_sosfilt(case):
 
 
 # ------------------------------------------------------------------------------------------------------------- scores
-
-
-def scored(x, alpha):
-    """z-scores of *x*, time first, in float64, one sample after the other; and the last mean, variance and weight."""
-    mean, variance, weight = np.zeros((3, x.shape[1]))
-    scores = x.astype(np.float64)
-    for sample, score in zip(x.astype(np.float64), scores, strict=True):
-        taken = np.flatnonzero(np.abs(sample) <= LARGEST_SCORED)
-        after = weight[taken] + (1 - weight[taken]) * alpha
-        share, rest = alpha / after, (1 - alpha) * weight[taken] / after
-        delta = sample[taken] - mean[taken]
-        variance[taken] = rest * (variance[taken] + share * delta**2)
-        mean[taken] = np.where(share <= 0.5, mean[taken] + share * delta, sample[taken] - rest * delta)
-        weight[taken] = after
-        deviation = np.sqrt(variance[taken])
-        score[taken] = np.divide(rest * delta, deviation, out=np.zeros_like(delta), where=deviation > 0)
-    return scores, np.stack([mean, variance, weight])
-
-
-def run_scores(x, alpha, lengths, zi=None):
-    """z-scores of *x*, time first, in messages of *lengths*; and the last state in float64."""
-    zi = mx.zeros((6, x.shape[1])) if zi is None else zi
-    results, start = [], 0
-    for n in (*lengths, len(x) - sum(lengths)):
-        y, zi = zscore.run(mx.array(x[start : start + n]), alpha, zi, 0, ())
-        results.append(np.array(y))
-        start += n
-    return np.concatenate(results), np.array(zi).astype(np.float64).reshape(3, 2, -1).sum(axis=1)
-
-
-def check_scores(x, alpha, lengths):
-    y, state = run_scores(x, alpha, lengths)
-    expected, last = scored(x, alpha)
-    taken = np.abs(x) <= LARGEST_SCORED
-    np.testing.assert_array_equal(y[~taken], x[~taken])
-    for channel in range(x.shape[1]):
-        good = taken[:, channel]
-        if good.any():
-            np.testing.assert_allclose(y[good, channel], expected[good, channel], rtol=0, atol=1e-5)
-    scale = np.sqrt(last[1]) + 1e-7 * np.abs(last[0])
-    assert (np.abs(state[0] - last[0]) <= 1e-5 * scale + 1e-30).all()
-    np.testing.assert_allclose(state[1:], last[1:], rtol=1e-5)
 
 
 @pytest.mark.parametrize("lengths", [[], [1] * 20, [300, 1, 7, 320, 321]], ids=str)
