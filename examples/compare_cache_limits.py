@@ -2,8 +2,9 @@
 
 Every message length that MLX has not seen before leaves buffers in its cache
 which nothing reuses, and stalls make messages of ever new lengths. Compared are
-limits on the cache, clearing it now and then, and cutting the messages to a few
-lengths first (Rechunk), each in a process of its own, one after the other.
+MLX as it comes, limits on the cache, clearing it now and then, and cutting the
+messages to a few lengths first (Rechunk), each in a process of its own, one
+after the other.
 
 By default the stream is short (9 s, a stall every 20 messages), so that all of
 it ends in under two minutes on two CPU cores. The long form:
@@ -58,9 +59,12 @@ class Configuration:
     """Seconds of stream from one ``mx.clear_cache()`` to the next; None: never."""
     rechunk: Literal["carry", "emit"] | None = None
     """What Rechunk does with samples that fill no piece; None: no Rechunk."""
+    as_it_comes: bool = False
+    """Whether MLX keeps its own limit where that is small: 32 MiB on the CPU."""
 
 
 CONFIGURATIONS = {
+    "mlx": Configuration("MLX as it comes", as_it_comes=True),
     "none": Configuration("no limit"),
     "512": Configuration("512 MiB", limit_mb=512.0),
     "256": Configuration("256 MiB", limit_mb=256.0),
@@ -80,7 +84,7 @@ def run(configuration: Configuration, stream: SimulatedAcquisitionSettings) -> R
     """Run the chain over the stream. For a fresh process."""
     import mlx.core as mx
 
-    lifted = configuration.limit_mb is None and lift_small_default()
+    lifted = configuration.limit_mb is None and not configuration.as_it_comes and lift_small_default()
     chain = make_chain(to_mlx(configuration.limit_mb))
     rechunk = RechunkTransformer(sizes=SIZES, remainder=configuration.rechunk) if configuration.rechunk else None
     warm_up = min(WARM_UP, stream.duration / 4)
