@@ -12,24 +12,28 @@ from ezmsg.util.messages.util import replace
 
 from ..stream.checks import check_number, check_path
 from .extra import import_extra
+from .nwbfaults import fault, faults_of
+from .nwbseries import Place, Series, find_series, read_series
+from .nwbtimes import read_times
 
 if typing.TYPE_CHECKING:
     import h5py
-    import pynwb
 
 
 class NWBSource:
     """An electrical series of an NWB file as a source for :func:`ezmsg.mlx.process_recording`.
 
-    Messages hold samples as they are stored, shape (time, ch), under the offsets that the file gives them, in seconds
-    on its own clock. The channels are named by the column ``label`` of the electrode table, or else ``ch_<id>``. The
-    attrs say how to get from counts to volts, as those of ezmsg-nwb do: ``ezmsg.nwb.NWBScalingTransformer`` in the
-    chain does it.
+    Messages hold samples as they are stored, usually counts, of shape (time, ch). Their times are those of the file, in
+    seconds on its own clock. The channels are named by the column ``label`` of the electrode table, or else
+    ``ch_<id>``. The attrs say how to get from counts to volts, as those of ezmsg-nwb do:
+    ``ezmsg.nwb.NWBScalingTransformer`` in the chain does it.
 
-    A series with a rate is read here, in bounded memory; ezmsg-nwb's reader makes a vector of all time stamps when it
-    opens the file (measured: 16 bytes a sample, 1.6 GiB for an hour at 30 kHz). A series with ``timestamps`` instead is
-    read by ``ezmsg.nwb.NWBAxisArrayIterator``, which finds its rate and its gaps; there, memory does grow with the
-    length, by the time stamps (8 to 24 bytes a sample).
+    **Time stamps** are followed through pauses and steps of the clock: a message ends in front of each, so its samples
+    always follow the rate, which is estimated from all time stamps outside gaps. A clock that steps back gives one
+    warning. Gaps of half a sample and more are found. Time stamps that jitter are smoothed within a message.
+
+    Only this one series is read, in bounded memory, so that damage elsewhere in the file does no harm. A
+    ``SpikeEventSeries`` is not a recording and does not count.
 
     Args:
         path: The file.
@@ -40,10 +44,12 @@ class NWBSource:
     Raises:
         ImportError: The extra ``offline`` is not installed.
         FileNotFoundError: There is no such file.
-        ValueError: It is no NWB file; there is no electrical series, or none of that name, or several and *series*
-            does not say which; it has no samples, a rate that is not above 0, or time stamps that follow no rate;
-            *chunk_mb* is not finite and above 0.
-        TypeError: *path* is no path; *series* is neither None nor text; *chunk_mb* is no number (bool is none).
+        OSError: The file cannot be opened or read: it is locked (BlockingIOError), no permission, an I/O error.
+        ValueError: The file is not an NWB file or is damaged; there is no electrical series, or none of that name, or
+            several and *series* does not say which; it has no samples, an electrode region of another length than its
+            channels (data stored as (channel, time)), a rate, starting time or conversion that is not finite, or time
+            stamps that follow no rate; *chunk_mb* is not finite and above 0. While it is read, too.
+        TypeError: *path* is not a path; *series* is neither None nor text; *chunk_mb* is not a number.
     """
 
     n_samples: int
@@ -56,134 +62,85 @@ class NWBSource:
             raise TypeError(f"series is {series!r}; allowed are a name and None.")
         check_number("chunk_mb", chunk_mb)
         self.path = Path(path)
-        pynwb = import_extra("pynwb")
-        with contextlib.ExitStack() as stack:
-            try:
-                nwbfile = stack.enter_context(pynwb.NWBHDF5IO(str(self.path), "r")).read()
-            except (OSError, TypeError) as error:
-                if isinstance(error, FileNotFoundError):
-                    raise
-                raise ValueError(f"{self.path} is no NWB file ({str(error).splitlines()[0]}).") from error
-            found = _select(nwbfile, series, self.path)
-            data = found.data
-            self.n_samples = data.shape[0]
-            if not self.n_samples or 0 in data.shape:
-                raise ValueError(f"{self.path}: {found.name} has no samples (shape {data.shape}).")
-            self._name = found.name
-            # Which may be in another file, linked from this one.
-            self._data_file, self._data_path = data.file.filename, data.name
-            self._has_rate = found.timestamps is None
-            if self._has_rate:
-                self._template = _template(found)
-                self._start, self.sampling_rate = float(found.starting_time or 0.0), float(found.rate)
-            else:
-                self.sampling_rate = self._rate_of_timestamps(nwbfile)
-            if not self.sampling_rate > 0:
-                raise ValueError(
-                    f"{self.path}: {found.name} has {f'a rate of {found.rate} Hz' if self._has_rate else 'time stamps'}"
-                    f"{'; allowed is a number above 0' if self._has_rate else ' that follow no rate'}."
-                )
-            self._chunk = _chunk_length(data, chunk_mb)
-            self.identity = (
-                f"{self.path.name} {data.name} {found.object_id}, {self.n_samples} samples of {data.shape[1:]} "
-                f"{data.dtype} at {self.sampling_rate!r} Hz, read {self._chunk} samples at a time"
-            )
+        import_extra("pynwb")
+        with _opened(self.path) as file, faults_of(self.path):
+            address, group = find_series(file, series, self.path)
+            self._series = read_series(group, address, self.path)
+            self.n_samples = self._series.shape[0]
+            self._times = read_times(group, self.n_samples, self.path, self._series.name)
+        self.sampling_rate = self._times.rate
+        self._chunk = _chunk_length(self._series, chunk_mb)
+        self._template = _template(self._series, self.sampling_rate)
+        # Everything that results depend on but the samples, so that a file that was corrected is another recording.
+        self.identity = (
+            f"{self.path.name} {address} {self._series.object_id}, {self.n_samples} samples of "
+            f"{self._series.shape[1:]} {self._series.dtype} {self._times.identity}, labels and scaling "
+            f"{self._series.digest}, read {self._chunk} samples at a time"
+        )
 
     def read(self, start: int = 0) -> Iterator[AxisArray]:
         """The samples from number *start* on, see :obj:`ezmsg.mlx.RecordingSource`."""
-        return self._read(start) if self._has_rate else self._read_timestamped(start)
+        name = self._series.name
+        with contextlib.ExitStack() as stack:
+            data = self._dataset(stack, self._series.data)
+            stamps = self._dataset(stack, self._times.place)
+            for begin in range(start - start % self._chunk, self.n_samples, self._chunk):
+                end = min(begin + self._chunk, self.n_samples)
+                with faults_of(self.path, name):
+                    samples = data[begin:end]
+                    runs = list(self._times.runs(begin, end, stamps))
+                if len(samples) != end - begin:
+                    raise fault(self.path, name, f"has fewer than its {self.n_samples} samples now.")
+                for first, last, offset in runs:
+                    if first < start:
+                        continue
+                    time = replace(self._template.axes["time"], offset=offset)
+                    axes = {**self._template.axes, "time": time}
+                    yield replace(self._template, data=samples[first - begin : last - begin], axes=axes)
 
-    def _read(self, start: int) -> Iterator[AxisArray]:
-        h5py = import_extra("h5py")
-        with h5py.File(self._data_file, "r") as file:
-            data = file[self._data_path]
-            for begin in range(start, self.n_samples, self._chunk):
-                # From the sample number each time: adding up gains would drift away from it.
-                time = replace(self._template.axes["time"], offset=self._start + begin / self.sampling_rate)
-                axes = {**self._template.axes, "time": time}
-                yield replace(self._template, data=data[begin : min(begin + self._chunk, self.n_samples)], axes=axes)
+    def _dataset(self, stack: contextlib.ExitStack, place: Place | None) -> "h5py.Dataset | None":
+        if place is None:
+            return None
+        file = stack.enter_context(_opened(Path(place.file)))
+        with faults_of(self.path, self._series.name):
+            return file[place.path]
 
-    def _rate_of_timestamps(self, nwbfile: "pynwb.NWBFile") -> float:
-        names = [obj.name for obj in nwbfile.objects.values() if hasattr(obj, "timestamps")]
-        if names.count(self._name) > 1:
-            raise ValueError(
-                f"{self.path} has several series named {self._name}; with time stamps instead of a rate, names must "
-                "differ (ezmsg-nwb finds series by name)."
-            )
-        nwb = import_extra("ezmsg.nwb")
-        slicer = nwb.NWBSlicer(
-            self.path, nwb.ReferenceClockType.UNKNOWN, stream_keys=[self._name], dejitter_cache=False
-        )
+
+@contextlib.contextmanager
+def _opened(path: Path) -> "Iterator[h5py.File]":
+    h5py = import_extra("h5py")
+    with faults_of(path):
         try:
-            return float(slicer.get_stream_info(self._name).fs)
-        finally:
-            slicer.close()
-
-    def _read_timestamped(self, start: int) -> Iterator[AxisArray]:
-        nwb = import_extra("ezmsg.nwb")
-        messages = nwb.NWBAxisArrayIterator(
-            filepath=self.path,
-            chunk_dur=self._chunk / self.sampling_rate,
-            reference_clock=nwb.ReferenceClockType.UNKNOWN,
-            stream_keys=[self._name],
-            dejitter_cache=False,
-        )
-        done = 0
-        try:
-            for message in messages:
-                n = len(message.data)
-                # It cannot start elsewhere than at the beginning.
-                if n and done >= start:
-                    yield message
-                done += n
-        finally:
-            messages.close()
+            file = h5py.File(path, "r")
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            raise fault(path, None, f"is not an NWB file, or is damaged ({error}).") from error
+    with file:
+        yield file
 
 
-def _select(nwbfile: "pynwb.NWBFile", wanted: str | None, path: Path) -> "pynwb.ecephys.ElectricalSeries":
-    ecephys = import_extra("pynwb.ecephys")
-    found = {
-        obj.data.name.removesuffix("/data"): obj
-        for obj in nwbfile.objects.values()
-        if isinstance(obj, ecephys.ElectricalSeries)
-    }
-    if not found:
-        raise ValueError(f"{path} has no electrical series.")
-    matching = [obj for address, obj in found.items() if wanted in (None, address, obj.name)]
-    if len(matching) != 1:
-        problem = "several electrical series" if matching else f"no electrical series {wanted!r}"
-        raise ValueError(f"{path} has {problem}; allowed as series are {', '.join(sorted(found))}.")
-    return matching[0]
-
-
-def _template(series: "pynwb.ecephys.ElectricalSeries") -> AxisArray:
+def _template(series: Series, rate: float) -> AxisArray:
     """A message without samples."""
-    nwb = import_extra("ezmsg.nwb")
-
-    data, table = series.data, series.electrodes.table
-    rows = np.asarray(series.electrodes.data)
-    if "label" in table.colnames:
-        labels = nwb.as_text_array(np.asarray(table["label"].data[:])[rows])
-    else:
-        labels = np.array([f"ch_{number}" for number in np.asarray(table.id.data[:])[rows]])
-    axes = {"time": AxisArray.TimeAxis(fs=float(series.rate) or 1.0)}
-    if data.ndim > 1:
-        axes["ch"] = AxisArray.CoordinateAxis(data=labels, dims=["ch"])
+    n_dims = len(series.shape)
+    axes = {"time": AxisArray.TimeAxis(fs=rate)}
+    if n_dims > 1:
+        axes["ch"] = AxisArray.CoordinateAxis(data=series.labels, dims=["ch"])
     return AxisArray(
-        data=np.zeros((0, *data.shape[1:]), data.dtype),
-        dims=["time", "ch", *(f"dim_{number}" for number in range(2, data.ndim))][: data.ndim],
+        data=np.zeros((0, *series.shape[1:]), series.dtype),
+        dims=["time", "ch", *(f"dim_{number}" for number in range(2, n_dims))][:n_dims],
         axes=axes,
-        attrs=nwb.describe_stream_scaling(data, series.channel_conversion, is_electrical=True).as_attrs(),
+        attrs=dict(series.scaling),
         key=series.name,
         stream_dim="time",
     )
 
 
-def _chunk_length(data: "h5py.Dataset", chunk_mb: float) -> int:
+def _chunk_length(series: Series, chunk_mb: float) -> int:
     """Samples of a message: as many as *chunk_mb* holds, and if possible whole chunks of the file."""
-    bytes_per_sample = data.dtype.itemsize
-    for length in data.shape[1:]:
+    bytes_per_sample = series.dtype.itemsize
+    for length in series.shape[1:]:
         bytes_per_sample *= length
     n = max(int(chunk_mb * 2**20 / bytes_per_sample), 1)
-    in_file = data.chunks[0] if data.chunks else 1
+    in_file = series.rows_per_chunk
     return n - n % in_file if n >= in_file else n
