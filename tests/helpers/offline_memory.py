@@ -59,6 +59,9 @@ class MemorySink:
         self.rows = list(self.kept[2])
         return Opened(False, self.kept[1])
 
+    def restart(self) -> None:
+        self.rows, self.kept = [], None
+
     def append(self, message: AxisArray) -> None:
         self.before("append")
         self.rows.append(message)

@@ -148,7 +148,7 @@ def killed_at(monkeypatch, module, name, call, after=False):
         # Chunks of the group are full at 256, 512, ... rows; checkpoints are made at 500 and 1000 samples.
         (ZarrSink, "_write", 1, False, 0),
         (ZarrSink, "_write", 2, True, 500),
-        (zarrsink.pickle, "dump", 2, False, 500),
+        (zarrsink, "pack", 2, False, 500),
         (zarrsink.os, "fsync", 2, False, 500),
         (ZarrSink, "checkpoint", 2, True, 1000),
         (ZarrSink, "commit", 1, False, 1000),

@@ -1,28 +1,25 @@
 """Save the state of a chain of transformers, and go on with it in another process.
 
-What makes this more than ``pickle``: transformers cannot be pickled but their states can; states may hold MLX arrays,
-and transformers of their own; and a transformer begins anew when the hash of a message differs from that of the last
-one, which it does in every new process, since Python salts the hashes of text.
+What makes this more than packing a value: states may hold transformers of their own, whose states belong to them; and
+a transformer begins anew when the hash of a message differs from that of the last one, which it does in every new
+process, since Python salts the hashes of text.
 """
 
 import dataclasses
 import functools
-import importlib
-import io
-import pickle
 import platform
 import sys
 import typing
 from importlib import metadata
-from types import ModuleType
 
 import numpy as np
 from ezmsg.baseproc import BaseProcessor
 from ezmsg.baseproc.stateful import Stateful
 from ezmsg.util.messages.axisarray import AxisArray
 
-from ..stream.convert import is_mlx_array
 from ..stream.steps import Output, Step
+from .packing import CannotPack, pack
+from .unpacking import unpack
 
 _PACKAGES = ("ezmsg", "ezmsg-baseproc", "ezmsg-mlx", "ezmsg-sigproc", "mlx", "numba", "numpy", "scipy")
 
@@ -91,17 +88,31 @@ def save(step: Step) -> bytes | None:
     """The state of a step; None for one without.
 
     Raises:
-        CannotSave: The state, or something in it, cannot be pickled.
+        CannotSave: There is something in the state that :func:`~ezmsg.mlx.offline.packing.pack` does not hold.
     """
     check_savable(step)
     if not isinstance(step, Stateful):
         return None
-    buffer = io.BytesIO()
     try:
-        _Pickler(buffer).dump(_kept(step))
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        return pack(_kept(step), _packages(step))
+    except CannotPack as error:
         raise CannotSave(f"the state of {type(step).__name__} cannot be saved ({error})") from error
-    return buffer.getvalue()
+
+
+def _packages(step: Step) -> set[str]:
+    """The packages whose classes a state may consist of."""
+    return {"ezmsg", type(step).__module__.partition(".")[0]}
+
+
+def check(step: Step, saved: bytes) -> None:
+    """See whether a saved state can be read, before the step is called.
+
+    Raises:
+        ValueError: It cannot.
+    """
+    kept = unpack(saved, _packages(step))
+    if not isinstance(step, Stateful) or hasattr(step.state, "__dict__") != isinstance(kept, dict):
+        raise ValueError(f"a saved state is not one of {type(step).__name__}")
 
 
 def call_restored(step: Step, saved: bytes, message: AxisArray) -> Output:
@@ -125,7 +136,7 @@ def restore(step: Step, saved: bytes) -> None:
         ValueError: The state is not one of this step.
     """
     # From bytes each time, since the step may change in place what it gets.
-    _restore(step, pickle.loads(saved))
+    _restore(step, unpack(saved, _packages(step)))
 
 
 def _kept(step: Stateful) -> object:
@@ -142,8 +153,13 @@ def _restore(step: object, kept: object) -> None:
         raise ValueError(f"A saved state is not one of {type(step).__name__}.")
     state = step.state
     if not hasattr(state, "__dict__"):
+        if isinstance(kept, (bytes, bytearray)):
+            # ezmsg-baseproc would take them for a pickle.
+            raise ValueError(f"A saved state is not one of {type(step).__name__}.")
         step.state = kept
         return
+    if not isinstance(kept, dict):
+        raise ValueError(f"A saved state is not one of {type(step).__name__}.")
     for name, value in kept.items():
         if isinstance(value, _Nested):
             _restore(getattr(state, name, None), value.kept)
@@ -151,44 +167,3 @@ def _restore(step: object, kept: object) -> None:
             setattr(state, name, value)
     # So that the step forgets which message it has last taken the hash of.
     step.state = state
-
-
-class _Pickler(pickle.Pickler):
-    def reducer_override(self, value: object) -> object:
-        if is_mlx_array(value):
-            return _to_mlx, _from_mlx(value)
-        if type(value).__module__ == "mlx.core" and type(value).__name__ == "Dtype":
-            return _mlx_dtype, (_name(value),)
-        if isinstance(value, ModuleType):
-            return importlib.import_module, (value.__name__,)
-        if isinstance(value, Stateful):
-            # Deeper than _kept looks, in a list, say: restoring it as it is would lose it to the hash.
-            raise pickle.PicklingError(f"it holds a {type(value).__name__}")
-        return NotImplemented
-
-
-def _name(dtype: object) -> str:
-    return str(dtype).rpartition(".")[2]
-
-
-def _from_mlx(array: object) -> tuple[np.ndarray, str]:
-    import mlx.core as mx
-
-    name = _name(array.dtype)
-    # NumPy has no bfloat16; every one is a float32.
-    return np.array(array.astype(mx.float32) if name == "bfloat16" else array), name
-
-
-def _to_mlx(values: np.ndarray, name: str) -> object:
-    import mlx.core as mx
-
-    array = mx.array(values, dtype=_mlx_dtype(name))
-    mx.eval(array)
-    return array
-
-
-@functools.cache
-def _mlx_dtype(name: str) -> object:
-    import mlx.core as mx
-
-    return getattr(mx, name)

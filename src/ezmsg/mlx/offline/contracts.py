@@ -16,13 +16,21 @@ class RecordingSource(typing.Protocol):
     """Samples a second."""
 
     identity: str
-    """Tells this recording, read in this way, from all others."""
+    """Tells this recording, read in this way, from all others, in one line.
+
+    Everything that results depend on but the samples is part of it: times, labels and conversion. After one of them was
+    corrected in the file, finished results are those of another recording, and an interrupted run starts over.
+    """
 
     def read(self, start: int) -> Iterator[AxisArray]:
         """The samples from number *start* on, in order, as messages of bounded length.
 
         *start* is 0 or a place where a message of an earlier reading ended; the messages from there on must be the
         same ones.
+
+        Raises:
+            OSError: The system cannot read it (a lock, no permission, an I/O error).
+            ValueError: What is read is damaged or makes no sense. Both name the recording.
         """
 
 
@@ -53,6 +61,9 @@ class ResultSink(typing.Protocol):
 
     def checkpoint(self, state: bytes) -> None:
         """Keep *state* together with all results so far, or, if it is interrupted, the last checkpoint as it was."""
+
+    def restart(self) -> None:
+        """Forget the checkpoint that :meth:`open` gave, and all results: the run begins anew."""
 
     def commit(self) -> None:
         """Show the results under their final name."""

@@ -8,7 +8,7 @@
 """
 
 import math
-import pickle
+import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +21,8 @@ from ..stream.checks import check_number
 from ..stream.steps import Chain, Output, Step, flush_steps, run_steps, steps_of
 from . import checkpoint
 from .contracts import RecordingSource, ResultSink
+from .packing import pack
+from .unpacking import unpack
 
 DEFAULT_RECHUNK = RechunkSettings(sizes=(3000,))
 """How a recording is cut unless something else is asked for: 0.1 s at 30 kHz."""
@@ -57,9 +59,10 @@ def process_recording(
     versions of the packages, processor and MLX's device are the same; else it starts over and says why (INFO).
     The source code of your own steps is not compared: after a change, delete the partial results.
 
-    States that can be saved are those of ezmsg-baseproc's processors, nested ones included, if they can be pickled: all
-    of this package's are. With a function, a generator or any other object in the chain, or with a state that cannot be
-    pickled, there are no checkpoints (told once, INFO), and an interrupted run starts over.
+    States that can be saved are those of ezmsg-baseproc's processors, nested ones included, if they consist of numbers,
+    text, containers, NumPy and MLX arrays, and objects of ezmsg's packages or of the step's own: all states of this
+    package do. With a function, a generator or anything else in the chain or in a state, there are no checkpoints (the
+    log says so once, INFO), and an interrupted run starts over. Reading a checkpoint cannot run code.
 
     Args:
         source: The recording, such as :obj:`ezmsg.mlx.NWBSource`.
@@ -101,7 +104,7 @@ def process_recording(
         if opened.is_complete:
             ez.logger.info(f"Results are there already: {source.identity}")
             return ProcessedRecording(source.n_samples, source.n_samples)
-        first = done = saved_at = chain.restore(opened.checkpoint)
+        first = done = saved_at = _resumed(chain, sink, opened.checkpoint, source.identity)
         for message in source.read(first):
             for result in chain.process(message):
                 sink.append(result)
@@ -125,6 +128,20 @@ def process_recording(
         return ProcessedRecording(source.n_samples, first)
     finally:
         sink.close()
+
+
+def _resumed(chain: "_ResumableChain", sink: ResultSink, saved: bytes | None, recording: str) -> int:
+    """The sample to go on at, with the chain in the state that it had there."""
+    if saved is None:
+        return 0
+    try:
+        done = chain.restore(saved)
+    except ValueError as error:
+        ez.logger.info(f"The last checkpoint cannot be used ({error}); starting over with {recording}.")
+        sink.restart()
+        return 0
+    ez.logger.info(f"Going on at sample {done} of {recording}.")
+    return done
 
 
 def _steps_of(chain_factory: Callable[[], Chain], rechunk: RechunkSettings | None) -> list[Step]:
@@ -188,16 +205,22 @@ class _ResumableChain:
     def save(self, done: int) -> bytes:
         for step in self.steps:
             checkpoint.check_savable(step.step)
-        return pickle.dumps((done, [step.save() for step in self.steps]))
+        return pack((done, [step.save() for step in self.steps]))
 
-    def restore(self, saved: bytes | None) -> int:
-        """Go on from a state that was saved; the number of samples done then."""
-        if saved is None:
-            return 0
-        done, states = pickle.loads(saved)
+    def restore(self, saved: bytes) -> int:
+        """Go on from a state that was saved; the number of samples done then.
+
+        Raises:
+            ValueError: *saved* is not one of this chain. The steps are as they were.
+        """
+        done, states = typing.cast(tuple[int, list[bytes | None]], unpack(saved))
+        if not isinstance(done, int) or len(states) != len(self.steps):
+            raise ValueError("it is not one of this chain")
+        for step, state in zip(self.steps, states, strict=True):
+            if state is not None:
+                checkpoint.check(step.step, state)
         for step, state in zip(self.steps, states, strict=True):
             step.saved = state
-        ez.logger.info(f"Going on at sample {done}.")
         return done
 
 

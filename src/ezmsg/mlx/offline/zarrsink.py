@@ -2,7 +2,6 @@
 
 import math
 import os
-import pickle
 import shutil
 import typing
 import zlib
@@ -12,14 +11,17 @@ import ezmsg.core as ez
 import numpy as np
 import numpy.typing as npt
 from ezmsg.baseproc import resolve_stream_dim
-from ezmsg.util.messages.axisarray import AxisArray, CoordinateAxis, LinearAxis
+from ezmsg.util.messages.axisarray import AxisArray, AxisBase
 
 from ..stream.checks import check_number, check_path
 from ..stream.convert import is_mlx_array, mlx_to_numpy
-from ..stream.sampling import value_at
+from ..stream.segments import same_axis
 from .contracts import Opened
-from .durable import lock_folder, sync_folder, sync_tree
+from .durable import FolderLock, is_of_the_system, is_there, sync_folder, sync_tree
 from .extra import import_extra
+from .packing import pack
+from .unpacking import unpack
+from .zarraxes import labels_of, plain_attributes, times
 
 if typing.TYPE_CHECKING:
     import zarr
@@ -34,11 +36,14 @@ class ZarrSink:
     entry for each row of ``data``, and the coordinates of the other axes under their names; the attribute ``recipe``
     tells recording, chain and settings. ``xarray.open_zarr(path, consolidated=False)`` shows it with its labels.
 
+    The attributes of ``data`` are the attrs of the first message: of an NWB recording, those that say how to get from
+    counts to volts (``nwb_scaling_gain``, ``nwb_scaling_unit``, and whether that was applied). Labels that are records
+    give an array for each field, ``<dimension>_<field>``. Where the stream dimension is not time but another dimension
+    is (windows), the times of the rows go by the name of the stream dimension.
+
     Until it is complete, everything is in ``<name>.partial`` beside it: the group, the last checkpoint and a lock. It
     is then renamed, which is atomic. What a run needs to go on is never written again: chunks of the group are
     written once, when they are full, and rows that fill none yet are kept in the checkpoint.
-
-    A checkpoint is a pickle: go on only in folders whose files you would run.
 
     Args:
         path: Folder of the group. ``path.parent`` is made if need be.
@@ -60,14 +65,18 @@ class ZarrSink:
         self.partial = self.path.with_name(self.path.name + ".partial")
         self._chunk_bytes = chunk_mb * 2**20
         self._wait = wait
-        self._lock: int | None = None
+        self._lock: FolderLock | None = None
         self._fingerprint = self._recipe = ""
         self._forget()
 
     def _forget(self) -> None:
         self._group: zarr.Group | None = None
         self._arrays: dict[str, zarr.Array] = {}
-        """``data`` and ``time``; a group opens an array anew whenever it is asked for it."""
+        """``data`` and the times of its rows; a group opens an array anew whenever it is asked for it."""
+        self._times = "time"
+        """What the times of rows are called."""
+        self._axes: dict[str, AxisBase | None] = {}
+        """Of the first results, but for the stream axis."""
         self._waiting: list[tuple[npt.NDArray, npt.NDArray]] = []
         """Times and rows that fill no chunk yet."""
         self._n_waiting = 0
@@ -81,11 +90,12 @@ class ZarrSink:
         Raises:
             BlockingIOError: Another process is writing these results, and still is after *wait* seconds.
             FileExistsError: There are complete results of another recipe.
+            OSError: What is there cannot be looked at. Nothing is removed.
         """
         self._recipe, self._fingerprint = recipe, fingerprint
         # Before anything is made, and again after waiting for another process that may have finished them.
         self._check_recipe()
-        self._lock = lock_folder(self.partial, self._wait, self.path)
+        self._lock = FolderLock(self.partial, self._wait, self.path)
         if self._check_recipe():
             self._remove_partial()
             return Opened(True, None)
@@ -93,12 +103,14 @@ class ZarrSink:
 
     def _check_recipe(self) -> bool:
         """Whether the results are there; FileExistsError if they, or whatever is there, are of another recipe."""
-        if not self.path.exists():
+        if not is_there(self.path):
             return False
         zarr = import_extra("zarr")
         try:
             recipe = zarr.open_group(str(self.path), mode="r").attrs.get("recipe")
         except Exception as error:  # each version of Zarr has its own
+            if is_of_the_system(error):
+                raise
             raise FileExistsError(f"{self.path} is there already, and no results of this kind ({error}).") from error
         if recipe != self._recipe:
             raise FileExistsError(
@@ -108,49 +120,62 @@ class ZarrSink:
         return True
 
     def _resume(self) -> bytes | None:
-        zarr = import_extra("zarr")
-        reason = ""
-        checkpoint = self.partial / "checkpoint"
         try:
-            saved = pickle.loads(checkpoint.read_bytes()) if checkpoint.exists() else None
-            if saved is None:
-                if (self.partial / "results").exists():
-                    reason = "was interrupted without a checkpoint"
-            elif saved["fingerprint"] != self._fingerprint:
-                reason = "has a checkpoint of another recording, of other settings or from another environment"
-            elif saved["n_written"] is None:
-                return saved["state"]
-            else:
-                self._group = zarr.open_group(str(self.partial / "results"), mode="r+")
-                self._arrays = {name: self._group[name] for name in ("data", "time")}
-                self._truncate(saved["n_written"])
-                if self._checksum == saved["checksum"]:
-                    self._waiting = saved["waiting"]
-                    self._n_waiting = sum(len(rows) for _, rows in self._waiting)
-                    return saved["state"]
-                reason = "lacks results that its checkpoint counts on"
+            saved, reason = self._last_checkpoint()
         except Exception as error:  # whatever a damaged file leads to
-            reason = f"cannot be read ({error!r})"
-        if reason:
-            recording = self._recipe.partition("\n")[0]
-            ez.logger.info(f"{self.partial} {reason}; starting over with {recording}.")
+            if is_of_the_system(error):
+                raise
+            saved, reason = None, f"cannot be read ({error})"
+        if saved is None:
+            if reason:
+                recording = self._recipe.partition("\n")[0]
+                ez.logger.info(f"{self.partial} {reason}; starting over with {recording}.")
+            self.restart()
+        return saved
+
+    def _last_checkpoint(self) -> tuple[bytes | None, str]:
+        """The state to go on from, or why there is none; empty: nothing has begun yet."""
+        results = self.partial / "results"
+        try:
+            packed = (self.partial / "checkpoint").read_bytes()
+        except FileNotFoundError:
+            return None, "was interrupted without a checkpoint" if is_there(results) else ""
+        saved = typing.cast(dict[str, typing.Any], unpack(packed, ()))
+        if saved["fingerprint"] != self._fingerprint:
+            return None, "has a checkpoint of another recording, of other settings or from another environment"
+        if saved["n_written"] is not None:
+            self._group = import_extra("zarr").open_group(str(results), mode="r+")
+            self._times = saved["times"]
+            self._arrays = {name: self._group[name] for name in ("data", self._times)}
+            if self._checksum_of(saved["n_written"]) != saved["checksum"]:
+                return None, "lacks results that its checkpoint counts on"
+            self._truncate(saved["n_written"], saved["checksum"])
+            self._waiting = saved["waiting"]
+            self._n_waiting = sum(len(rows) for _, rows in self._waiting)
+        return saved["state"], ""
+
+    def restart(self) -> None:
+        """See :obj:`ezmsg.mlx.ResultSink`."""
         self._forget()
         for entry in self.partial.iterdir():
             if entry.is_dir():
                 shutil.rmtree(entry)
             elif entry.name != "lock":
                 entry.unlink()
-        return None
 
-    def _truncate(self, n: int) -> None:
-        """Drop rows from number *n* on, and take the checksum of those before."""
-        self._n_written, self._checksum = n, 0
-        for array in self._arrays.values():
-            array.resize((n, *array.shape[1:]))
-        size = self._rows_per_chunk
+    def _checksum_of(self, n: int) -> int:
+        """Of the first *n* rows."""
+        checksum, size = 0, self._rows_per_chunk
         for begin in range(0, n, size):
             for array in self._arrays.values():
-                self._checksum = zlib.crc32(array[begin : begin + size].tobytes(), self._checksum)
+                checksum = zlib.crc32(array[begin : min(begin + size, n)].tobytes(), checksum)
+        return checksum
+
+    def _truncate(self, n: int, checksum: int) -> None:
+        """Drop rows from number *n* on."""
+        self._n_written, self._checksum = n, checksum
+        for array in self._arrays.values():
+            array.resize((n, *array.shape[1:]))
 
     @property
     def _rows_per_chunk(self) -> int:
@@ -160,8 +185,9 @@ class ZarrSink:
         """See :obj:`ezmsg.mlx.ResultSink`. MLX data is converted.
 
         Raises:
-            ValueError: Shape, dtype or dimensions are not those of the first results; the stream dimension has no axis;
-                there is no dimension.
+            ValueError: Shape, dtype, dimensions or axes are not those of the first results; the stream dimension has no
+                axis, or there is no dimension; an axis has another length than the data, or a name that is taken.
+            TypeError: An axis has values that are neither numbers nor text.
         """
         if not message.dims:
             raise ValueError("Results have data of shape (), without a dimension; rows of them need one.")
@@ -179,15 +205,10 @@ class ZarrSink:
             )
         if not len(data):
             return
-        axis = message.axes.get(dim)
-        if isinstance(axis, LinearAxis):
-            times = value_at(axis, np.arange(len(data)))
-        elif isinstance(axis, CoordinateAxis):
-            times = axis.data
-        else:
-            raise ValueError(f"Results need an axis {dim!r} that says when they are.")
+        self._check_axes(message, dims)
+        when = times(message.axes.get(dim), dim, len(data))
         # Copies, since whoever gave the message may use its memory again.
-        self._waiting.append((np.array(times, np.float64), np.array(data)))
+        self._waiting.append((when, np.array(data)))
         self._n_waiting += len(data)
         if self._n_waiting >= self._rows_per_chunk:
             self._write_full_chunks()
@@ -199,40 +220,53 @@ class ZarrSink:
         self._group = zarr.open_group(str(self.partial / "results"), mode="w", **version)
         row = data.dtype.itemsize * math.prod(data.shape[1:])
         rows = max(int(self._chunk_bytes / max(row, 1)), 1)
+        rest = data.shape[1:]
+        self._times = "time" if "time" not in dims[1:] else dims[0]
+        labels = labels_of(message, dims[1:], {"data", self._times})
         self._arrays = {
-            "data": self._add("data", dims, (0, *data.shape[1:]), (rows, *data.shape[1:]), data.dtype),
-            "time": self._add("time", dims[:1], (0,), (rows,), np.dtype(np.float64)),
+            "data": self._add("data", dims, (0, *rest), (rows, *rest), data.dtype),
+            self._times: self._add(self._times, dims[:1], (0,), (rows,), np.dtype(np.float64)),
         }
-        self._arrays["time"].attrs["unit"] = getattr(message.axes.get(dims[0]), "unit", "s")
-        for name, length in zip(dims[1:], data.shape[1:], strict=True):
-            values = _coordinates(message.axes.get(name), length)
-            if values is not None and values.shape == (length,) and name not in ("data", "time"):
-                self._add(name, [name], values.shape, values.shape, values.dtype)[:] = values
+        self._arrays[self._times].attrs["unit"] = getattr(message.axes.get(dims[0]), "unit", "s")
+        self._arrays["data"].attrs.update(plain_attributes(message.attrs))
+        for name, dim, values in labels:
+            array = self._add(name, [dim], values.shape, values.shape, values.dtype)
+            array[:] = values
+            array.attrs["unit"] = message.axes[dim].unit
         self._group.attrs["key"] = message.key
+
+    def _check_axes(self, message: AxisArray, dims: list[str]) -> None:
+        """ValueError if an axis, but for the stream's, is another than that of the first results."""
+        for dim in dims[1:]:
+            axis = message.axes.get(dim)
+            known = self._axes.setdefault(dim, axis)
+            if known is not axis and not same_axis(known, axis):
+                raise ValueError(f"Results have another axis {dim!r} than those before: they do not fit together.")
 
     def _add(
         self, name: str, dims: list[str], shape: tuple[int, ...], chunks: tuple[int, ...], dtype: np.dtype
     ) -> "zarr.Array":
         create = getattr(self._group, "create_array", None) or self._group.create_dataset  # Zarr 3, Zarr 2
+        chunks = tuple(max(length, 1) for length in chunks)
         array = create(name, shape=shape, chunks=chunks, dtype=dtype, fill_value=None)
         array.attrs[_DIMS] = dims
         return array
 
     def _write_full_chunks(self) -> None:
-        times, rows = (np.concatenate(parts) for parts in zip(*self._waiting, strict=True))
+        when, rows = (np.concatenate(parts) for parts in zip(*self._waiting, strict=True))
         n = len(rows) - len(rows) % self._rows_per_chunk
-        self._write(times[:n], rows[:n])
-        self._waiting, self._n_waiting = [(times[n:].copy(), rows[n:].copy())], len(rows) - n
+        self._write(when[:n], rows[:n])
+        self._waiting, self._n_waiting = [(when[n:].copy(), rows[n:].copy())], len(rows) - n
 
-    def _write(self, times: npt.NDArray, rows: npt.NDArray) -> None:
+    def _write(self, when: npt.NDArray, rows: npt.NDArray) -> None:
         begin, end = self._n_written, self._n_written + len(rows)
         size = self._rows_per_chunk
-        for name, values in (("data", rows), ("time", times)):
+        for name, values in (("data", rows), (self._times, when)):
             array = self._arrays[name]
             array.resize((end, *array.shape[1:]))
             array[begin:end] = values
         for first in range(0, len(rows), size):
-            for values in (rows, times):
+            for values in (rows, when):
                 self._checksum = zlib.crc32(values[first : first + size].tobytes(), self._checksum)
         self._n_written = end
 
@@ -241,9 +275,10 @@ class ZarrSink:
         saved: dict[str, object] = {"fingerprint": self._fingerprint, "state": state, "n_written": None}
         if self._group is not None:
             saved |= {"n_written": self._n_written, "checksum": self._checksum, "waiting": self._waiting}
+            saved["times"] = self._times
         new = self.partial / "checkpoint.new"
         with open(new, "wb") as file:
-            pickle.dump(saved, file)
+            file.write(pack(saved, ()))
             file.flush()
             os.fsync(file.fileno())
         os.replace(new, self.partial / "checkpoint")
@@ -262,7 +297,7 @@ class ZarrSink:
         self._group.attrs["recipe"] = self._recipe
         results = self.partial / "results"
         sync_tree(results)
-        if self.path.exists():
+        if is_there(self.path):
             raise FileExistsError(f"{self.path} is there already; the new results are in {results}.")
         os.rename(results, self.path)
         sync_folder(self.path.parent)
@@ -276,14 +311,5 @@ class ZarrSink:
         """See :obj:`ezmsg.mlx.ResultSink`."""
         self._forget()
         if self._lock is not None:
-            os.close(self._lock)
+            self._lock.release()
             self._lock = None
-
-
-def _coordinates(axis: object, length: int) -> npt.NDArray | None:
-    if isinstance(axis, LinearAxis):
-        return value_at(axis, np.arange(length))
-    values = getattr(axis, "data", None)
-    if values is not None and values.dtype.names:
-        values = values["label"] if "label" in values.dtype.names else None
-    return values if values is not None and values.dtype.kind in "biufU" else None
