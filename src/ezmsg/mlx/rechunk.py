@@ -62,6 +62,8 @@ class RechunkSettings(ez.Settings):
 
 @processor_state
 class RechunkState:
+    """State of :obj:`RechunkTransformer`."""
+
     carry: tuple[Segment, ...] = ()
     """Samples that no piece has taken yet, a segment for each message they came with. They own their memory: ezmsg
     reuses the buffers that messages live in. MLX samples are evaluated, so that no graph hangs on the state."""
@@ -160,5 +162,6 @@ class Rechunk(BaseTransformerUnit[RechunkSettings, AxisArray, AxisArray, Rechunk
     @ez.publisher(BaseTransformerUnit.OUTPUT_SIGNAL)
     @profile_subpub(trace_oldest=False)
     async def on_signal(self, message: AxisArray) -> typing.AsyncGenerator:
+        """Publish each piece of *message*."""
         for piece in await self.processor.__acall__(message):
             yield self.OUTPUT_SIGNAL, piece

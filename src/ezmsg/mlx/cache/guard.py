@@ -50,6 +50,7 @@ class CacheGuard:
         self._get_cache_memory: Callable[[], int] = lambda: 0
 
     def apply(self, node: object, limit_mb: float | None) -> None:
+        """See :func:`ezmsg.mlx.cache.apply_cache_limit`."""
         if self._forked_thread is not None:
             self._refuse_forked_thread()
         request = self._requests.get(id(node))
@@ -62,6 +63,7 @@ class CacheGuard:
             self._settle(node, limit_mb)
 
     def withdraw(self, node: object) -> None:
+        """See :func:`ezmsg.mlx.cache.withdraw_cache_limit`."""
         self._forget(id(node))
 
     def _forget(self, key: int) -> None:
@@ -72,6 +74,7 @@ class CacheGuard:
 
     @contextlib.contextmanager
     def lifted(self) -> Iterator[None]:
+        """See :func:`ezmsg.mlx.cache.lifted_cache_limit`."""
         mx = import_mlx()
         if self._used_before_fork and not has_gpu_allocator():
             raise RuntimeError(
@@ -246,6 +249,7 @@ class CacheGuard:
             ez.logger.warning(text)
 
     def before_fork(self) -> None:
+        """Note whether this process has used MLX, since a forked child cannot tell."""
         mx = sys.modules.get("mlx.core")
         used = mx is not None and (mx.get_peak_memory() or mx.get_active_memory() or mx.get_cache_memory())
         # The counters can all be reset to 0 after use; what the guard has seen cannot.

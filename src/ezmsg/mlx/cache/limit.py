@@ -59,4 +59,5 @@ def check_cache_limit(limit_mb: float | None, field: str = "mlx_cache_limit_mb")
 
 
 def in_mib(n_bytes: int) -> str:
+    """A size for the log."""
     return f"{n_bytes / MIB:g} MiB"

@@ -54,6 +54,7 @@ class MemoryMonitorProducer(BaseStatefulProducer[MemoryMonitorSettings, AxisArra
         self._state.due = time.monotonic()
 
     def __call__(self) -> AxisArray:
+        """Wait until the next row is due, and return it."""
         if self._hash == -1:
             self._reset_state()
             self._hash = 0

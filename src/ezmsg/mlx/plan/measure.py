@@ -13,6 +13,12 @@ from .found import steps_left_as_found
 
 
 def length_of(message: AxisArray) -> int:
+    """The length of *message* in samples along its stream dimension.
+
+    Raises:
+        TypeError: *message* is not an AxisArray.
+        ValueError: It has no dimension.
+    """
     if not isinstance(message, AxisArray):
         raise TypeError(f"A message is a {type(message).__name__}; allowed is an AxisArray.")
     if not message.dims:

@@ -68,6 +68,7 @@ class SimulatedAcquisitionProducer(
         self._state.started_at = time.monotonic()
 
     def __call__(self) -> AxisArray:
+        """Return the next message; in real time, wait until it is due."""
         if self._hash == -1:
             self._reset_state()
             self._hash = 0

@@ -58,6 +58,7 @@ class Layout(typing.NamedTuple):
 
     @classmethod
     def of(cls, message: AxisArray) -> "Layout":
+        """The layout of *message*."""
         dim = resolve_stream_dim(message)
         streamed = tuple(
             name

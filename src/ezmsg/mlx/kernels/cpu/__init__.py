@@ -1,0 +1,1 @@
+"""Kernels for MLX's CPU device, compiled by numba."""

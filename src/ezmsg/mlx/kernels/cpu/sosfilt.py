@@ -101,8 +101,9 @@ def _hold(x: np.ndarray, y: np.ndarray, z: np.ndarray, sos: np.ndarray) -> None:
 def _filter(
     given: np.ndarray, x: np.ndarray, y: np.ndarray, zi: np.ndarray, zf: np.ndarray, sos: np.ndarray, width: int
 ) -> None:
-    """*x* and *y* (outer, time, channel), which may be the same array; *given* what was in *x* at first; *zi* and *zf*
-    (section, outer, 4, channel), pairs of float32.
+    """Filter (outer, time, channel) from *x* to *y*, which may be the same array; *given* is what was in *x* at first.
+
+    *zi* and *zf* are (section, outer, 4, channel), pairs of float32.
     """
     buffer = np.empty(BLOCK)
     length = BLOCK // width

@@ -1,0 +1,1 @@
+"""Kernels for CUDA, through ``mx.fast.cuda_kernel``."""

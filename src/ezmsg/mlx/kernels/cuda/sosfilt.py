@@ -62,8 +62,10 @@ def _recurrence(sos: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.longdouble
 
 
 def table(sos: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """What the kernels need of *sos*: rows, each with the transition over :data:`LONE_SAMPLES`; then the transitions of
-    all sections together over :data:`SAMPLES` and :data:`TILE`.
+    """What the kernels need of *sos*.
+
+    Rows, each with the transition over :data:`LONE_SAMPLES`; then the transitions of all sections together over
+    :data:`SAMPLES` and :data:`TILE`.
 
     In extended precision where the machine has it: the transition of a double pole next to 1 over 256 samples has
     entries of 256, and its powers amplify what rounding does to them.

@@ -1,0 +1,1 @@
+"""Kernels for Metal, through ``mx.fast.metal_kernel``."""
