@@ -103,7 +103,13 @@ from .memory import (
     MemorySnapshot as MemorySnapshot,
 )
 from .memory import (
+    ShapeReport as ShapeReport,
+)
+from .memory import (
     memory_snapshot as memory_snapshot,
+)
+from .memory import (
+    shape_report as shape_report,
 )
 from .offline import (
     NWBSource as NWBSource,

@@ -1,5 +1,8 @@
 """Convert message data to another array backend, with MLX's buffer cache bounded."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import ezmsg.core as ez
 import ezmsg.sigproc.asarray as sigproc
 import numpy as np
@@ -9,6 +12,7 @@ from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
 from .cache import apply_cache_limit, check_cache_limit, withdraw_cache_limit
+from .memory.shapes import ShapeCounts, count_shapes
 from .stream.checks import check_message
 from .stream.convert import (
     MLX_DTYPES,
@@ -79,6 +83,8 @@ class AsArrayTransformer(
 
     _told_narrowing = False
     _asked_for_limit = False
+    _shapes: ShapeCounts | None = None
+    _counts: Mapping[tuple[int, ...], list[int]] = MappingProxyType({})
 
     def _process(self, message: AxisArray) -> AxisArray:
         if type(message) is not AxisArray:
@@ -86,14 +92,11 @@ class AsArrayTransformer(
         dtype = self.settings.dtype
         data = message.data
         if self.settings.backend == "mlx":
-            # Here and not when the node is built: the limit belongs to the process that converts, and neither
-            # survives a spawn nor exists where the transformer is used without a unit.
-            apply_cache_limit(self, self.settings.mlx_cache_limit_mb)
-            self._asked_for_limit = True
+            self.bound_cache(message)
             return self._to_mlx(message, data, dtype)
         if self._asked_for_limit:
             withdraw_cache_limit(self)
-            self._asked_for_limit = False
+            self._asked_for_limit, self._counts = False, type(self)._counts
         if not is_mlx_array(data):
             return super()._process(message)
         if self.settings.backend == "numpy":
@@ -101,6 +104,26 @@ class AsArrayTransformer(
                 self._tell_narrowing(misfit(dtype_name(data), dtype), "NumPy")
             return replace(message, data=mlx_to_numpy(data, dtype))
         return super()._process(replace(message, data=mlx_to_numpy(data)))
+
+    def bound_cache(self, message: AxisArray) -> None:
+        """Count the shape of a message that is converted to MLX, and keep the limit on MLX's cache in force.
+
+        For every message, and not when the node is built: the limit belongs to the process that converts, and neither
+        survives a spawn nor exists where the transformer is used without a unit.
+        """
+        # Two dictionary look-ups and no more, since it is done for each message.
+        count = self._counts.get(message.data.shape)
+        if count is None:
+            self._count_first(message)
+        else:
+            count[0] += 1
+        apply_cache_limit(self, self.settings.mlx_cache_limit_mb)
+
+    def _count_first(self, message: AxisArray) -> None:
+        if self._shapes is None:
+            self._shapes = count_shapes(self.node_name or type(self).__name__)
+        self._shapes.add(message)
+        self._asked_for_limit, self._counts = True, self._shapes.seen
 
     def _to_mlx(self, message: AxisArray, data: object, dtype: str | None) -> AxisArray:
         if is_mlx_array(data):

@@ -13,6 +13,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from ..memory.shapes import note_compiled
 from ..stream.convert import mlx_to_numpy, numpy_to_mlx
 from ..stream.hostpages import keep_on_host
 from .fusedrun import Arrays, FusedRun, Key, Steps
@@ -89,6 +90,7 @@ class CompiledRun(FusedRun):
             for key, steps in ahead.items():
                 if key not in self._functions:
                     self._functions[key] = self._compiled(steps)
+        note_compiled(self, self._lengths)
         if n_new := len(self._functions) - n_before:
             seconds = time.perf_counter() - started_at
             names = ", ".join(map(str, sorted(self._lengths)))

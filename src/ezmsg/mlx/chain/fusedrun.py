@@ -11,7 +11,6 @@ from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
 from ..asarray import AsArrayTransformer
-from ..cache import apply_cache_limit
 from ..stream.fusible import Array, Axes, FusedStage
 from .likeness import Likeness
 
@@ -106,7 +105,7 @@ class FusedRun(abc.ABC):
         if not self._is_ready(steps.key):
             return None
         if (entry := self.ends.entry) is not None:
-            apply_cache_limit(entry, entry.settings.mlx_cache_limit_mb)
+            entry.bound_cache(message)
         data, arrays = self._compute(message.data, arrays, steps)
         if self._renames:
             result = replace(message, data=data, axes=steps.axes, dims=list(self._dims), stream_dim=self._stream_dim)

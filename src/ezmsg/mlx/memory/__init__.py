@@ -2,18 +2,24 @@
 
 MLX's buffer cache shows in none of the usual places: on a Mac the resident set misses Metal's buffers, on CUDA it
 misses the device. :func:`memory_snapshot` reads everything at once, without waiting for the device, and
-:class:`MemoryMonitor` publishes it as a signal that any ezmsg viewer plots.
+:class:`MemoryMonitor` publishes it as a signal that any ezmsg viewer plots. :func:`shape_report` tells which message
+lengths fill the cache.
 """
 
 from .monitor import MemoryMonitor, MemoryMonitorProducer, MemoryMonitorSettings, MemoryMonitorState
+from .shapes import LengthUse, NodeShapes, ShapeReport, shape_report
 from .snapshot import MEMORY_METRICS, MemorySnapshot, memory_snapshot
 
 __all__ = [
     "MEMORY_METRICS",
+    "LengthUse",
     "MemoryMonitor",
     "MemoryMonitorProducer",
     "MemoryMonitorSettings",
     "MemoryMonitorState",
     "MemorySnapshot",
+    "NodeShapes",
+    "ShapeReport",
     "memory_snapshot",
+    "shape_report",
 ]

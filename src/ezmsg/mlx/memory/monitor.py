@@ -1,6 +1,7 @@
 """Publish the memory of a process as a signal."""
 
 import asyncio
+import dataclasses
 import os
 import time
 
@@ -10,6 +11,7 @@ from ezmsg.baseproc import BaseProducerUnit, BaseStatefulProducer, processor_sta
 from ezmsg.util.messages.axisarray import AxisArray, CoordinateAxis
 
 from ..stream.checks import check_number
+from .shapes import shape_report
 from .snapshot import MEMORY_METRICS, memory_snapshot
 
 
@@ -43,8 +45,9 @@ class MemoryMonitorProducer(BaseStatefulProducer[MemoryMonitorSettings, AxisArra
     """Produces a row of :func:`memory_snapshot` every ``interval`` seconds, the first at once.
 
     A message is float64 of shape (time, metric) = (1, 7), in MiB, with the metrics of :obj:`MEMORY_METRICS`. Its offset
-    is the ``time.monotonic()`` of the snapshot, in seconds, its gain the interval; ``attrs`` name the unit and the
-    process (``pid``). Rows that were due while the process was busy are left out, not made up for.
+    is the ``time.monotonic()`` of the snapshot, in seconds, its gain the interval. ``attrs`` name the unit and the
+    process (``pid``), and hold what :func:`shape_report` tells (``shapes``, as dictionaries). Rows that were due while
+    the process was busy are left out, not made up for.
     """
 
     NONRESET_SETTINGS_FIELDS = frozenset({"interval"})
@@ -79,7 +82,7 @@ class MemoryMonitorProducer(BaseStatefulProducer[MemoryMonitorSettings, AxisArra
                 "time": AxisArray.LinearAxis(unit="s", gain=interval, offset=now),
                 "metric": state.metric_axis,
             },
-            attrs={"unit": "MiB", "pid": os.getpid()},
+            attrs={"unit": "MiB", "pid": os.getpid(), "shapes": dataclasses.asdict(shape_report())},
             key="memory",
             stream_dim="time",
         )
