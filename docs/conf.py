@@ -3,7 +3,11 @@
 import sys
 from pathlib import Path
 
+from docutils.nodes import Element
+from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.util.nodes import make_refnode
 
 import ezmsg.mlx
 
@@ -67,7 +71,19 @@ def _put_back(app: Sphinx, what: str, name: str, obj: object, options: object, l
         lines[:] = _attributes.pop(name)
 
 
+def _defining_module(app: Sphinx, env: BuildEnvironment, node: pending_xref, contnode: Element) -> Element | None:
+    """Resolve ``ezmsg.mlx.Name``, the name that users import, to where the module that defines it is described."""
+    target = node["reftarget"]
+    name = target.rpartition(".")[2]
+    if target in (name, f"ezmsg.mlx.{name}"):
+        for full_name, entry in env.domains.python_domain.objects.items():
+            if full_name.startswith("ezmsg.mlx.") and full_name.endswith(f".{name}") and not entry.aliased:
+                return make_refnode(app.builder, node["refdoc"], entry.docname, entry.node_id, contnode)
+    return None
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("missing-reference", _defining_module)
     # Napoleon takes the text before a colon for a type where an attribute is described, which has its annotation.
     app.connect("autodoc-process-docstring", _keep, priority=400)
     app.connect("autodoc-process-docstring", _put_back, priority=600)

@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 
 DATA = Path(__file__).parent / "data"
 
+NO_SCRIPT = "no script in the repository"
+"""How a ``command`` begins where there is none; what was done follows after a colon."""
+
 REQUIRED = ("title", "machine", "versions", "date", "command", "form", "state", "input", "spread", "columns", "rows")
 FORMS = ("function", "bare chain", "graph", "script")
 STATES = ("settled", "from the start", "not applicable")
@@ -139,7 +142,8 @@ def provenance(found: dict) -> str:
         flags.append(f"{found['input']} input")
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     spread = found["spread"].rstrip(".")
-    lines = [f"{', '.join(flags)}. {spread}. {found['machine']}; {versions}; {found['date']}; `{found['command']}`."]
+    command = found["command"] if found["command"].startswith(NO_SCRIPT) else f"`{found['command']}`"
+    lines = [f"{', '.join(flags)}. {spread}. {found['machine']}; {versions}; {found['date']}; {command}."]
     return "\n\n".join(found.get("notes", []) + lines)
 
 
