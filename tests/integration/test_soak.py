@@ -38,7 +38,7 @@ def test_graph_with_faults_loses_nothing_and_leaves_nothing():
 
 def make_run() -> dict:
     """A run that is as it should be."""
-    reports = {name: {"others": [], "n_left": 0} for name in PROCESSES}
+    reports = {name: {"others": []} for name in PROCESSES}
     reports["chain"] |= {"refused": [[300, 600]], "cache": 16.0, "excess": 0.0, "limits": [6.0, 16.0]}
     reports["sink"] |= {"gaps": [[300, 600]], "wrong": [], "at_end": True, "n_changes": 3, "n_taken": 2}
     return {

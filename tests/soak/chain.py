@@ -11,7 +11,6 @@ from ezmsg.sigproc.affinetransform import CommonRereference
 from ezmsg.sigproc.binned_aggregate import BinnedAggregate
 from ezmsg.sigproc.math.log import Log
 from ezmsg.util.messages.axisarray import AxisArray
-from ezmsg.util.messages.util import replace
 
 from ezmsg.mlx import (
     AsArray,
@@ -85,22 +84,6 @@ class ChainWatch(Watch):
         return {"cache": self.largest, "excess": self.excess, "limits": sorted(self.limits)}
 
 
-class Show(ez.Unit):
-    """Sends copies of the monitor's rows to whoever comes.
-
-    Not the monitor itself: where a subscriber of another process goes while ezmsg sends to it, the sending raises
-    (``dictionary changed size during iteration``), which ends a producer for good.
-    """
-
-    INPUT_ROWS = ez.InputStream(AxisArray)
-    OUTPUT_ROWS = ez.OutputStream(AxisArray)
-
-    @ez.subscriber(INPUT_ROWS)
-    @ez.publisher(OUTPUT_ROWS)
-    async def on_rows(self, message: AxisArray) -> AsyncGenerator:
-        yield self.OUTPUT_ROWS, replace(message, data=message.data.copy())
-
-
 class Chain(ez.Collection):
     """The example's chain with a unit that refuses; its last average comes out as well as the features."""
 
@@ -122,7 +105,6 @@ class Chain(ez.Collection):
     LOG = Log(shared.LOG)
     FEATURES_TO_NUMPY = AsArray(shared.TO_NUMPY)
     MONITOR = MemoryMonitor(MemoryMonitorSettings(interval=0.2))
-    SHOW = Show()
     WATCH = ChainWatch()
 
     def configure(self) -> None:
@@ -142,7 +124,6 @@ class Chain(ez.Collection):
             *((a.OUTPUT_SIGNAL, b.INPUT_SIGNAL) for a, b in itertools.pairwise(features)),
             (self.FEATURES_TO_NUMPY.OUTPUT_SIGNAL, self.OUTPUT_FEATURES),
             (self.POWER_TO_NUMPY.OUTPUT_SIGNAL, self.WATCH.INPUT_RESULT),
-            (self.MONITOR.OUTPUT_SIGNAL, self.SHOW.INPUT_ROWS),
             (self.INPUT_LIMIT, self.TO_MLX.INPUT_SETTINGS),
             (self.INPUT_POWER, self.POWER.INPUT_SETTINGS),
         )

@@ -130,7 +130,7 @@ def open_segments(process: psutil.Process) -> dict[pathlib.Path, int]:
 class Visitor:
     """Comes to the running graph as a viewer of the monitor does: subscribes, receives for a while, and goes."""
 
-    TOPIC = "CHAIN/SHOW/OUTPUT_ROWS"
+    TOPIC = "CHAIN/MONITOR/OUTPUT_SIGNAL"
 
     def __init__(self, address: tuple[str, int], folder: pathlib.Path, observer: Observer) -> None:
         self.address = address

@@ -64,7 +64,7 @@ def print_table(reports: dict, observer: Observer, visitor: Visitor, left: list[
         ("bins compared", sink.get("n_bins")),
         ("messages refused / logged", f"{len(sink.get('gaps', ()))} / {len(chain.get('refused', ()))}"),
         ("settings changed / seen", f"{sink.get('n_changes')} / {sink.get('n_taken')}"),
-        ("monitor: visits / rows / not sent", f"{len(visitor.rows)} / {sum(visitor.rows)} / {chain.get('n_left')}"),
+        ("monitor: visits / rows", f"{len(visitor.rows)} / {sum(visitor.rows)}"),
         ("cache: limits", f"{chain.get('limits')} MiB"),
         (
             "cache: most / most above the limit",

@@ -27,9 +27,6 @@ class LogReport:
     refused: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     """First sample, and the one after the last, of each refused message, once for each time that it is logged."""
 
-    n_left: int = 0
-    """Rows that ezmsg failed to send because a visitor was about to leave."""
-
     others: list[str] = dataclasses.field(default_factory=list)
     """Whatever else is logged at WARNING and above."""
 
@@ -38,19 +35,15 @@ class _Handler(logging.Handler):
     def __init__(self, report: LogReport) -> None:
         super().__init__(logging.WARNING)
         self.report = report
-        self.task = ""
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
         if text.startswith("Exception in Task"):
             # The traceback is the next record.
-            self.task = text
             return
         # Only the last line of a traceback: the others show the source.
         last_line = text.strip().rpartition("\n")[2]
-        if self.task.endswith("SHOW:on_rows") and last_line.endswith("dictionary changed size during iteration"):
-            self.report.n_left += 1
-        elif text.startswith("Timed out waiting for Subscriber") and text.endswith("SHOW/OUTPUT_ROWS"):
+        if text.startswith("Timed out waiting for Subscriber") and text.endswith("MONITOR/OUTPUT_SIGNAL"):
             # A visitor on a busy machine, for a second; it gets its rows later.
             pass
         elif found := REFUSED.search(last_line):
