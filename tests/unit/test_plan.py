@@ -171,6 +171,50 @@ def test_allocator_that_does_not_trim_needs_room_for_all_lengths():
     assert "(3 seen) add 60.0 MiB" in reason
 
 
+@pytest.mark.parametrize("trims", [False, True])
+def test_the_answer_does_not_grow_with_each_length_that_is_shown(trims, monkeypatch):
+    monkeypatch.setattr("ezmsg.mlx.plan.recommend.has_gpu_allocator", lambda: trims)
+    lengths = range(8, 8 * 200, 8)
+    found = [
+        recommend_cache_limit(keeping(2), [message(n) for n in [800] * 3 + list(lengths)[:-1:step] + [8 * 199]])
+        for step in (2, 1)
+    ]
+    assert found[0].n_lengths < found[1].n_lengths == len(lengths)
+    assert found[0].limit_mb == pytest.approx(found[1].limit_mb, rel=0.02)
+    needed = MARGIN * (800 + 8 * 199) * 2 * SAMPLE_MB
+    assert found[1].limit_mb == pytest.approx(needed, abs=1.5)
+    # Half of the lengths were not measured; what they add lies on the line between those that were.
+    assert found[1].added_mb[400] == pytest.approx(400 * 2 * SAMPLE_MB, rel=0.02)
+
+
+def test_rechunk_is_named_with_both_figures_where_it_needs_a_tenth():
+    lengths = [16 + 8 * k for k in range(1, 60)]
+    found = recommend_cache_limit(keeping(2), [message(n) for n in [16] * 100 + lengths])
+    assert found.rechunk_sizes == (16, 64, 256)
+    expected = MARGIN * 2 * SAMPLE_MB * (16 + 64 + 256)
+    assert found.rechunk_limit_mb == pytest.approx(expected, abs=1.0)
+    assert found.rechunk_limit_mb <= 0.1 * found.limit_mb
+    assert "RechunkSettings(sizes=(16, 64, 256))" in found.reason
+    assert f"{found.rechunk_limit_mb:g} MiB instead of {found.limit_mb:g} do" in found.reason
+
+
+def test_rechunk_is_not_named_where_it_would_save_little():
+    found = recommend_cache_limit(keeping(2), [message(n) for n in [800] * 5 + [1600]])
+    assert (found.rechunk_sizes, found.rechunk_limit_mb) == ((), None)
+    assert "Rechunk" not in found.reason
+
+
+def test_a_callable_may_return_an_array():
+    import mlx.core as mx
+
+    def lazy(message: AxisArray) -> mx.array:
+        return mx.sqrt(mx.array(message.data) + 1.0)
+
+    assert measure_working_set(lazy, message(800)) >= 800 * SAMPLE_MB
+    assert measure_working_set([lazy, lambda array: array + 1.0], message(800)) >= 800 * SAMPLE_MB
+    assert measure_working_set(lambda message: np.ones(3), message(800)) == 0.0
+
+
 def test_limit_is_never_zero_which_would_turn_the_cache_off():
     for trims in (True, False):
         assert _limit(0.0, 300, {}, trims)[0] == 1.0

@@ -59,6 +59,19 @@ def _moved(message: AxisArray, offset: float | None) -> tuple[AxisArray, float |
     return replace(message, axes={**message.axes, dim: axis}), value_at(axis, length)
 
 
-def _mlx_arrays(output: AxisArray) -> list[object]:
+def first_samples(message: AxisArray, n_samples: int) -> AxisArray:
+    """A message of the first samples of *message*."""
+    dim = resolve_stream_dim(message)
+    place = message.get_axis_idx(dim)
+    index = (slice(None),) * place + (slice(n_samples),)
+    axes = dict(message.axes)
+    if isinstance(axis := axes.get(dim), AxisArray.CoordinateAxis):
+        axes[dim] = replace(axis, data=axis.data[:n_samples])
+    return replace(message, data=message.data[index], axes=axes)
+
+
+def _mlx_arrays(output: object) -> list[object]:
+    if not isinstance(output, AxisArray):
+        return [output] if is_mlx_array(output) else []
     coordinates = [getattr(axis, "data", None) for axis in output.axes.values()]
     return [array for array in (output.data, *coordinates, *output.attrs.values()) if is_mlx_array(array)]

@@ -13,17 +13,28 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import numpy as np
 from ezmsg.util.messages.axisarray import AxisArray
 
 from ..cache import MIB, lifted_cache_limit
 from ..stream.checks import check_count
 from ..stream.device import has_gpu_allocator
+from ..stream.sizes import suggested_sizes
 from ..stream.steps import Chain
-from .measure import fill_cache, length_of
+from .measure import fill_cache, first_samples, length_of
 
 MARGIN = 1.25
 """The limit is so many times what was measured. In a graph one message begins before the last one has left: with each
 node of a chain at a message of its own, its cache grew to 1.15 times that of one message at a time."""
+
+MOST_HELD = 64
+"""On the CPU the limit holds so many lengths beside the steady one. A stream of more is irregular."""
+
+# Of so many lengths, spread evenly, it is measured what they add if there are more than MOST_HELD.
+_N_MEASURED = 16
+
+# Rechunk is worth a word where it needs this share of the limit.
+_WORTH = 0.1
 
 # A state that is replaced by a new one of the same size needs two buffers, one of them from the second time on.
 _RARE_REPETITIONS = 2
@@ -46,7 +57,14 @@ class CacheRecommendation:
     """What each of the rarer lengths (in samples) adds to the cache, if no limit trims it."""
 
     reason: str
-    """Why the limit is what it is, in one sentence."""
+    """Why the limit is what it is, in a sentence or two."""
+
+    rechunk_sizes: tuple[int, ...] = ()
+    """``sizes`` of :obj:`ezmsg.mlx.RechunkSettings` with which a tenth of the limit or less would do; empty where it
+    would not."""
+
+    rechunk_limit_mb: float | None = None
+    """The limit that the chain needs behind :obj:`ezmsg.mlx.Rechunk` with these sizes."""
 
     @property
     def n_lengths(self) -> int:
@@ -97,8 +115,12 @@ def recommend_cache_limit(
     * On the CPU a full cache turns away what is freed, and buffers of lengths that do not come again stay for good.
       They take the place of the steady message's wherever they come first: with a limit of one working set, the four
       longest messages of a stream at its start cost the steady one 40 % of its cache for good; with a message in
-      each node of the chain at once it lost 60 %. So the limit holds all lengths in *messages*. Where that is much,
-      :obj:`ezmsg.mlx.rechunk.Rechunk` in front of the chain leaves few lengths.
+      each node of the chain at once it lost 60 %. So the limit holds all lengths in *messages*, up to
+      :data:`MOST_HELD` of them. A stream of more lengths is irregular: further ones would be without end, so the limit
+      holds the steady message and the costliest of the others, as on a GPU.
+
+    Where :obj:`ezmsg.mlx.Rechunk` in front of the chain would need a tenth of that or less, that is measured, too, and
+    the reason has both figures and the sizes.
 
     A quarter is added for messages that are under way at the same time (see :data:`MARGIN`). The limit belongs to the
     process: for several chains in one, add their limits up.
@@ -110,9 +132,10 @@ def recommend_cache_limit(
     process allocates anew; and ``mx.get_peak_memory()``. While it runs, no limit holds in this process.
 
     Args:
-        chain: A callable that takes and returns a message, such as a transformer; or a sequence of them, applied in
-            order. One that returns a list, such as ``RechunkTransformer``, has its messages fed on one by one; None
-            ends the message there. Or a factory: a callable without arguments that returns such a chain.
+        chain: A callable that takes a message and returns a message or an array, such as a transformer; or a sequence
+            of them, applied in order. One that returns a list, such as ``RechunkTransformer``, has its messages fed on
+            one by one; None ends the message there. Or a factory: a callable without arguments that returns such a
+            chain.
         messages: A sample of the stream, finite. For each length along the stream dimension the first message is
             kept and repeated, as one stream without gaps; messages without samples are left out.
         repetitions: How often the steady message is repeated, see :func:`measure_working_set`.
@@ -141,7 +164,10 @@ def recommend_cache_limit(
         )
 
     steady = counts.most_common(1)[0][0]
-    rarer = sorted(first.keys() - {steady})
+    rarer = all_rarer = sorted(first.keys() - {steady})
+    if len(rarer) > MOST_HELD:
+        places = {round(place) for place in np.linspace(0, len(rarer) - 1, _N_MEASURED)}
+        rarer = [rarer[place] for place in sorted(places)]
     # The longest right after the steady one, then upwards: a buffer serves smaller requests only, so that each length
     # adds its full share.
     rarer = rarer[-1:] + rarer[:-1]
@@ -150,8 +176,23 @@ def recommend_cache_limit(
         filled = [n_bytes / MIB for n_bytes in fill_cache(chain, factory, rounds)]
     added = {length: after - before for length, before, after in zip(rarer, filled, filled[1:], strict=False)}
     added = dict(sorted(added.items()))
+    # Between those that were measured, in proportion.
+    if added:
+        shares = np.interp(all_rarer, list(added), list(added.values())).tolist()
+        added = dict(zip(all_rarer, shares, strict=True))
     limit, reason = _limit(filled[0], steady, added, trims=has_gpu_allocator())
-    return CacheRecommendation(limit, filled[0], steady, added, reason)
+    sizes = suggested_sizes(counts)
+    if _WORTH * limit < max(MARGIN * filled[0] * sizes[0] / steady, 1.0):
+        return CacheRecommendation(limit, filled[0], steady, added, reason)
+    pieces = [(first_samples(first[next(n for n in sorted(first) if n >= size)], size), repetitions) for size in sizes]
+    with lifted_cache_limit():
+        needed = float(max(math.ceil(MARGIN * fill_cache(chain, factory, pieces)[-1] / MIB), 1))
+    if needed > _WORTH * limit:
+        return CacheRecommendation(limit, filled[0], steady, added, reason)
+    reason += (
+        f" With Rechunk in front of the chain, RechunkSettings(sizes={sizes}), {needed:g} MiB instead of {limit:g} do."
+    )
+    return CacheRecommendation(limit, filled[0], steady, added, reason, sizes, needed)
 
 
 def _limit(working_set: float, steady: int, added: dict[int, float], trims: bool) -> tuple[float, str]:
@@ -159,10 +200,12 @@ def _limit(working_set: float, steady: int, added: dict[int, float], trims: bool
     needed = working_set
     reason = f"the working set of the steady message ({steady} samples) is {working_set:.1f} MiB"
     rarer = f"the rarer lengths ({len(added)} seen)"
-    if added and trims:
+    if added and (trims or len(added) > MOST_HELD):
         costliest = max(added, key=added.__getitem__)
         needed += added[costliest]
         reason += f", and the costliest of {rarer}, {costliest} samples, adds {added[costliest]:.1f} MiB"
+        if not trims:
+            reason += f"; all of them would take {sum(added.values()):.0f} MiB, and more with each new one"
     elif added:
         needed += sum(added.values())
         reason += f", and {rarer} add {sum(added.values()):.1f} MiB, which MLX does not trim on the CPU"
