@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 from ezmsg.util.messages.axisarray import AxisArray
+from ezmsg.util.messages.util import replace
 
 from ezmsg.mlx import Opened
 
@@ -51,7 +52,9 @@ class MemorySink:
         self.rows: list[AxisArray] = []
 
     def open(self, recipe: str, fingerprint: str) -> Opened:
-        if self.results is not None and self.recipe == recipe:
+        if self.results is not None:
+            if self.recipe != recipe:
+                raise FileExistsError("There are results of another recipe.")
             return Opened(True, None)
         self.recipe, self.fingerprint, self.rows = recipe, fingerprint, []
         if self.kept is None or self.kept[0] != fingerprint:
@@ -64,7 +67,7 @@ class MemorySink:
 
     def append(self, message: AxisArray) -> None:
         self.before("append")
-        self.rows.append(message)
+        self.rows.append(replace(message, data=np.array(message.data)))
 
     def checkpoint(self, state: bytes) -> None:
         self.before("checkpoint")

@@ -1,8 +1,10 @@
 """A chain over a whole recording: what comes out, what is refused, and what an interruption leaves."""
 
+import io
 import math
 import pickle
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -470,3 +472,59 @@ def test_a_path_instead_of_a_source_or_sink_is_refused(argument):
     given = {"source": MemorySource.__new__(MemorySource), "sink": MemorySink(), argument: "session.nwb"}
     with pytest.raises(TypeError, match=f"{argument} is 'session.nwb'; allowed is a {argument} of"):
         process_recording(given["source"], list, given["sink"])
+
+
+# ---------------------------------------------------------------------------------------------------------- progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_bar_is_shown_on_a_terminal_and_names_the_recording(monkeypatch):
+    pytest.importorskip("rich")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    processed(MemorySource(), band_power_chain)
+    shown = sys.stderr.getvalue()
+    assert "noise" in shown and "100%" in shown and "x real time" in shown
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_no_bar_is_shown_elsewhere_or_if_it_is_not_wanted(monkeypatch, terminal):
+    monkeypatch.setattr(sys, "stderr", Terminal() if terminal else io.StringIO())
+    processed(MemorySource(), band_power_chain, **({"progress": False} if terminal else {}))
+    assert sys.stderr.getvalue() == ""
+
+
+def test_without_rich_there_is_no_bar(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    processed(MemorySource(), band_power_chain)
+    assert sys.stderr.getvalue() == ""
+
+
+def test_log_lines_name_the_recording():
+    source, sink = MemorySource(), MemorySink()
+    sink.before = killed_after(15)
+    with pytest.raises(Killed):
+        processed(source, band_power_chain, sink)
+    sink.before = lambda event: None
+    with RecordedLog() as log:
+        processed(source, band_power_chain, sink)
+        processed(source, band_power_chain, sink)
+        processed(MemorySource(seed=1), lambda: lambda message: message)
+    assert [text for text in log.infos if "sample" in text or "checkpoints" in text or "already" in text]
+    for number, text in enumerate(log.infos):
+        assert ("noise 1" if number == len(log.infos) - 1 else "noise 0") in text
+
+
+def test_errors_name_the_recording():
+    source = MemorySource()
+    source.n_samples = 0
+    with pytest.raises(ValueError, match="^noise 0, .* has no samples"):
+        processed(source, band_power_chain)
+    source.n_samples = 3000
+    with pytest.raises(ValueError, match="^noise 0, .* has 3000 samples, but 2000 were read"):
+        processed(source, band_power_chain)

@@ -91,7 +91,8 @@ class _Found:
     """All electrical series that can be reached from the root of a file, each once."""
 
     def __init__(self, file: "h5py.File") -> None:
-        self._file, self._catalog = file, None
+        self._file = file
+        self._catalog: typing.Any = None
         self._addresses: dict[object, tuple[list[str], h5py.Group]] = {}
         self.events: list[str] = []
         self.dead: list[str] = []

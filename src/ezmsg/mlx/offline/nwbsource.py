@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from ezmsg.util.messages.axisarray import AxisArray
+from ezmsg.util.messages.axisarray import AxisArray, AxisBase
 from ezmsg.util.messages.util import replace
 
 from ..stream.checks import check_number, check_path
@@ -83,7 +83,7 @@ class NWBSource:
         name = self._series.name
         with contextlib.ExitStack() as stack:
             data = self._dataset(stack, self._series.data)
-            stamps = self._dataset(stack, self._times.place)
+            stamps = self._dataset(stack, self._times.place) if self._times.place else None
             for begin in range(start - start % self._chunk, self.n_samples, self._chunk):
                 end = min(begin + self._chunk, self.n_samples)
                 with faults_of(self.path, name):
@@ -98,9 +98,7 @@ class NWBSource:
                     axes = {**self._template.axes, "time": time}
                     yield replace(self._template, data=samples[first - begin : last - begin], axes=axes)
 
-    def _dataset(self, stack: contextlib.ExitStack, place: Place | None) -> "h5py.Dataset | None":
-        if place is None:
-            return None
+    def _dataset(self, stack: contextlib.ExitStack, place: Place) -> "h5py.Dataset":
         file = stack.enter_context(_opened(Path(place.file)))
         with faults_of(self.path, self._series.name):
             return file[place.path]
@@ -123,7 +121,7 @@ def _opened(path: Path) -> "Iterator[h5py.File]":
 def _template(series: Series, rate: float) -> AxisArray:
     """A message without samples."""
     n_dims = len(series.shape)
-    axes = {"time": AxisArray.TimeAxis(fs=rate)}
+    axes: dict[str, AxisBase] = {"time": AxisArray.TimeAxis(fs=rate)}
     if n_dims > 1:
         axes["ch"] = AxisArray.CoordinateAxis(data=series.labels, dims=["ch"])
     return AxisArray(

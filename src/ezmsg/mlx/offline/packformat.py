@@ -19,7 +19,9 @@ MODULES = frozenset({"numpy", "mlx.core", "array_api_compat.numpy"})
 
 SEQUENCES: dict[str, Callable[[list], object]] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 
-Value: typing.TypeAlias = object
+Value: typing.TypeAlias = typing.Any
+"""Whatever is packed."""
+
 Node: typing.TypeAlias = "list[typing.Any]"
 """A kind and what belongs to it. A value in a node is plain, or a list with the number of an earlier node."""
 

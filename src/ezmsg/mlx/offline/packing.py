@@ -10,6 +10,7 @@ import enum
 import io
 import json
 import types
+import typing
 from collections.abc import Iterable
 
 import numpy as np
@@ -44,7 +45,8 @@ def pack(value: Value, packages: Iterable[str] = ("ezmsg",)) -> bytes:
     tree = {"format": FORMAT, "value": writer.value(value), "nodes": writer.nodes}
     text = np.frombuffer(json.dumps(tree).encode(), np.uint8)
     file = io.BytesIO()
-    np.savez(file, **{TREE: text}, **writer.arrays)
+    arrays: dict[str, typing.Any] = {TREE: text, **writer.arrays}  # NumPy types its flags, too, as values of names
+    np.savez(file, **arrays)
     return file.getvalue()
 
 
@@ -134,7 +136,7 @@ class _Writer:
         if isinstance(value, (Stateful, BaseProcessor)):
             raise CannotPack(f"it holds a {kind.__name__}")
         try:
-            plain_class(*named, self._packages)
+            plain_class(kind.__module__, kind.__qualname__, self._packages)
         except ValueError as error:
             raise CannotPack(f"it holds a {kind.__module__}.{kind.__qualname__}") from error
         if isinstance(value, enum.Enum):

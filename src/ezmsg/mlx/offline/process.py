@@ -22,6 +22,7 @@ from ..stream.steps import Chain, Output, Step, flush_steps, run_steps, steps_of
 from . import checkpoint
 from .contracts import RecordingSource, ResultSink
 from .packing import pack
+from .progress import Report, reporting
 from .unpacking import unpack
 
 DEFAULT_RECHUNK = RechunkSettings(sizes=(3000,))
@@ -46,7 +47,7 @@ def process_recording(
     *,
     rechunk: RechunkSettings | None = DEFAULT_RECHUNK,
     checkpoint_seconds: float = 60.0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Report | typing.Literal[False] | None = None,
 ) -> ProcessedRecording:
     """Run a chain over a recording.
 
@@ -73,7 +74,8 @@ def process_recording(
         rechunk: How the recording is cut before the chain, so that the chain sees few message lengths and the same
             ones however the file is read: 3000 samples, 0.1 s at 30 kHz, by default. None: as the source reads it.
         checkpoint_seconds: Seconds of the recording between checkpoints, ``math.inf`` for none.
-        progress: Called after each chunk with the number of samples done and that of all samples.
+        progress: Called after each chunk with the number of samples done and that of all samples. None: a bar on stderr
+            if that is a terminal and rich is installed. False: nothing.
 
     Raises:
         ValueError: The recording has no samples, or others than it announced; *checkpoint_seconds* is not above 0.
@@ -89,12 +91,12 @@ def process_recording(
             raise TypeError(f"{argument} is {value!r}; allowed is {allowed}.")
     if not isinstance(rechunk, (RechunkSettings, type(None))):
         raise TypeError(f"rechunk is {rechunk!r}; allowed are RechunkSettings and None.")
-    if progress is not None and not callable(progress):
-        raise TypeError(f"progress is {progress!r}; allowed are a callable and None.")
+    if not (progress is None or progress is False or callable(progress)):
+        raise TypeError(f"progress is {progress!r}; allowed are a callable, False and None.")
     check_number("checkpoint_seconds", checkpoint_seconds, infinite=True)
     every = float(checkpoint_seconds) * float(source.sampling_rate)
     if source.n_samples < 1:
-        raise ValueError("The recording has no samples.")
+        raise ValueError(f"{source.identity} has no samples.")
     steps = _steps_of(chain_factory, rechunk)
     chain = _ResumableChain(steps)
     recipe = "\n".join([source.identity, *map(checkpoint.description, steps)])
@@ -105,23 +107,26 @@ def process_recording(
             ez.logger.info(f"Results are there already: {source.identity}")
             return ProcessedRecording(source.n_samples, source.n_samples)
         first = done = saved_at = _resumed(chain, sink, opened.checkpoint, source.identity)
-        for message in source.read(first):
-            for result in chain.process(message):
-                sink.append(result)
-            done += message.data.shape[message.get_axis_idx(resolve_stream_dim(message))]
-            if progress is not None:
-                progress(done, source.n_samples)
-            if done - saved_at >= every and done < source.n_samples:
-                saved_at = done
-                try:
-                    state = chain.save(done)
-                except checkpoint.CannotSave as error:
-                    ez.logger.info(f"No checkpoints, an interrupted run will start over: {error}.")
-                    every = math.inf
-                else:
-                    sink.checkpoint(state)
+        with reporting(progress, source.identity, source.sampling_rate) as report:
+            for message in source.read(first):
+                for result in chain.process(message):
+                    sink.append(result)
+                done += message.data.shape[message.get_axis_idx(resolve_stream_dim(message))]
+                if report is not None:
+                    report(done, source.n_samples)
+                if done - saved_at >= every and done < source.n_samples:
+                    saved_at = done
+                    try:
+                        state = chain.save(done)
+                    except checkpoint.CannotSave as error:
+                        ez.logger.info(
+                            f"No checkpoints, an interrupted run will start over: {error} ({source.identity})."
+                        )
+                        every = math.inf
+                    else:
+                        sink.checkpoint(state)
         if done != source.n_samples:
-            raise ValueError(f"The recording has {source.n_samples} samples, but {done} were read.")
+            raise ValueError(f"{source.identity} has {source.n_samples} samples, but {done} were read.")
         for result in chain.flush():
             sink.append(result)
         sink.commit()

@@ -21,6 +21,9 @@ import numpy.typing as npt
 from ..stream.convert import MLX_DTYPES
 from .packformat import FORMAT, MODULES, SEQUENCES, TREE, Value, plain_class
 
+if typing.TYPE_CHECKING:
+    import mlx.core as mx
+
 _MLX_DTYPES = {name.rstrip("_"): name for name in MLX_DTYPES}
 
 
@@ -63,7 +66,7 @@ class _Reader:
     def values(self, values: list[Value]) -> list[Value]:
         return [self.value(value) for value in values]
 
-    def node(self, kind: str, *rest: Value) -> Value:
+    def node(self, kind: str, *rest: typing.Any) -> Value:
         if kind in SEQUENCES:
             return SEQUENCES[kind](self.values(*rest))
         return _BUILDERS[kind](self, *rest)
@@ -182,7 +185,7 @@ _BUILDERS: dict[str, Callable[..., Value]] = {
 }
 
 
-def _mlx_dtype(name: str) -> object:
+def _mlx_dtype(name: str) -> "mx.Dtype":
     import mlx.core as mx
 
     return getattr(mx, _MLX_DTYPES[name])

@@ -1,6 +1,7 @@
 """The axes of a message as arrays of a Zarr group."""
 
 import json
+import typing
 
 import numpy as np
 import numpy.typing as npt
@@ -93,9 +94,9 @@ def _plain(values: npt.NDArray, name: str) -> npt.NDArray:
     raise TypeError(f"The axis {name!r} has values of dtype {values.dtype}; allowed are numbers and text.")
 
 
-def plain_attributes(attrs: dict[str, object]) -> dict[str, object]:
+def plain_attributes(attrs: dict[str, typing.Any]) -> dict[str, typing.Any]:
     """Of *attrs*, what JSON can hold."""
-    found: dict[str, object] = {}
+    found: dict[str, typing.Any] = {}
     for name, value in attrs.items():
         if isinstance(value, (np.generic, np.ndarray)):
             value = value.tolist()

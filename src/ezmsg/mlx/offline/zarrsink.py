@@ -146,7 +146,7 @@ class ZarrSink:
         if saved["n_written"] is not None:
             self._group = import_extra("zarr").open_group(str(results), mode="r+")
             self._times = saved["times"]
-            self._arrays = {name: self._group[name] for name in ("data", self._times)}
+            self._arrays = {name: typing.cast("zarr.Array", self._group[name]) for name in ("data", self._times)}
             if self._checksum_of(saved["n_written"]) != saved["checksum"]:
                 return None, "lacks results that its checkpoint counts on"
             self._truncate(saved["n_written"], saved["checksum"])
@@ -168,7 +168,7 @@ class ZarrSink:
         checksum, size = 0, self._rows_per_chunk
         for begin in range(0, n, size):
             for array in self._arrays.values():
-                checksum = zlib.crc32(array[begin : min(begin + size, n)].tobytes(), checksum)
+                checksum = zlib.crc32(np.asarray(array[begin : min(begin + size, n)]).tobytes(), checksum)
         return checksum
 
     def _truncate(self, n: int, checksum: int) -> None:
@@ -198,7 +198,8 @@ class ZarrSink:
         if self._group is None:
             self._create(message, dims, data)
         array = self._arrays["data"]
-        given, expected = (data.shape[1:], data.dtype, dims), (array.shape[1:], array.dtype, list(array.attrs[_DIMS]))
+        known_dims = list(typing.cast(list[str], array.attrs[_DIMS]))
+        given, expected = (data.shape[1:], data.dtype, dims), (array.shape[1:], array.dtype, known_dims)
         if given != expected:
             raise ValueError(
                 f"Results have (shape, dtype, dims) {given}, those before had {expected}: they do not fit together."
@@ -240,13 +241,14 @@ class ZarrSink:
         for dim in dims[1:]:
             axis = message.axes.get(dim)
             known = self._axes.setdefault(dim, axis)
-            if known is not axis and not same_axis(known, axis):
+            if known is not axis and (known is None or axis is None or not same_axis(known, axis)):
                 raise ValueError(f"Results have another axis {dim!r} than those before: they do not fit together.")
 
     def _add(
         self, name: str, dims: list[str], shape: tuple[int, ...], chunks: tuple[int, ...], dtype: np.dtype
     ) -> "zarr.Array":
-        create = getattr(self._group, "create_array", None) or self._group.create_dataset  # Zarr 3, Zarr 2
+        group = typing.cast(typing.Any, self._group)
+        create = group.create_array if hasattr(group, "create_array") else group.create_dataset  # Zarr 3, Zarr 2
         chunks = tuple(max(length, 1) for length in chunks)
         array = create(name, shape=shape, chunks=chunks, dtype=dtype, fill_value=None)
         array.attrs[_DIMS] = dims
