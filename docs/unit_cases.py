@@ -184,7 +184,7 @@ def cases() -> list[Case]:
             "butterworthfilter.ButterworthFilter",
             t("butterworthfilter.ButterworthFilterTransformer", **BAND),
             '`coef_type="ba"`',
-            '`ButterworthFilter` with `coef_type="sos"`',
+            "`ButterworthFilter`",
         ),
         Case(
             "butterworthzerophase.ButterworthZeroPhase",

@@ -77,8 +77,8 @@ def power(stream: Stream, exponent: float) -> Stream:
         return _rounded(y, stream.error * slope + 1e-6 * stream.size**exponent)
 
 
-def sections(stream: Stream, sos: npt.NDArray, n_first: int) -> Stream:
-    """A channel begins as if its first sample had been there for ever; or 0, where the first *n_first* are all bad."""
+def sections(stream: Stream, sos: npt.NDArray) -> Stream:
+    """A channel begins as if its first sample had been there for ever."""
     is_finite = np.abs(stream.x) <= 1e30
     y = stream.x.copy()
     for channel in range(y.shape[1]):
@@ -86,8 +86,7 @@ def sections(stream: Stream, sos: npt.NDArray, n_first: int) -> Stream:
         x = y[rows, channel]
         if not len(x):
             continue
-        begin = x[0] if rows[:n_first].any() else 0.0
-        y[rows, channel], _ = sosfilt(sos, x, zi=sosfilt_zi(sos) * begin)
+        y[rows, channel], _ = sosfilt(sos, x, zi=sosfilt_zi(sos) * x[0])
     # What the filter can make of an error, the start from the first sample included.
     gain = np.abs(sosfilt(sos, np.eye(1, 4096)[0])).sum() + np.abs(sosfilt_zi(sos)).sum()
     return _rounded(y, gain * (stream.error + TOLERANCE * stream.size))

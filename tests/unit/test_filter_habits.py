@@ -139,8 +139,10 @@ def test_configured_axis_takes_the_place_of_the_stream_dimension(path, habits):
     check_close(filtered(habits.make(axis="win"), mx.array(x), **fields), habits.expected_of(x), habits.tolerance)
 
 
-def test_numpy_data_is_left_to_sigproc_and_the_backend_may_change_within_the_stream(path, habits):
-    ours, x = habits.make(), noise(400, 2) + 5
+@pytest.mark.parametrize("name", ["EWMA", "scaler"])
+def test_numpy_data_is_left_to_sigproc_and_the_backend_may_change_within_the_stream(path, name):
+    habits, x = TRANSFORMERS[name], noise(400, 2) + 5
+    ours = habits.make()
     for backend in ("numpy", "mlx", "numpy", "mlx"):
         theirs = habits.make_theirs()
         for piece in np.split(x.astype(np.float64), 4):

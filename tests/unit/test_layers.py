@@ -15,6 +15,7 @@ LAYERS = (
     ("kernels", "cache"),
     ("ewma", "sosfilt", "memory", "simulate"),
     ("asarray", "detrend", "filter", "pow", "readlate", "rechunk", "scaler"),
+    ("filterbydesign",),
     ("butterworthfilter", "cheby"),
     ("chain", "plan"),
     ("offline",),

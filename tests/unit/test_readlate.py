@@ -47,7 +47,9 @@ def test_dtype_and_numpy_messages():
     (result,) = reader(messages(1)[0])
     assert result.data.dtype == np.float64
     message = AxisArray(np.ones((2, 2), np.int16), ["time", "ch"])
-    assert reader(message)[0] is message
+    (result,) = reader(message)
+    assert result.data.dtype == np.float64
+    assert reader(result)[0] is result
 
 
 @pytest.mark.parametrize(("depth", "error"), [(-1, ValueError), (1.5, TypeError), (True, TypeError), ("2", TypeError)])

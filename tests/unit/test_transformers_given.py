@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import inspect
 import warnings
 
 import ezmsg.core as ez
@@ -116,6 +117,34 @@ def test_settings_of_sigproc_count_as_ours(names, given):
     for settings in taken:
         assert type(settings) is transformer.get_settings_type() is unit.SETTINGS
         assert dataclasses.asdict(settings) == dataclasses.asdict(given)
+
+
+@pytest.mark.parametrize(("names", "given"), SIGPROC.items(), ids=[name for name, _ in SIGPROC])
+def test_settings_of_a_class_derived_from_that_of_sigproc_count_as_ours(names, given):
+    derived = type("Derived", (type(given),), {"__annotations__": {"note": str}, "note": "x"})
+    values = {field.name: getattr(given, field.name) for field in dataclasses.fields(given)}
+    transformer, unit = (getattr(package, name) for name in names)
+    running = transformer()
+    running.update_settings(derived(**values))
+    for settings in (transformer(derived(**values)).settings, unit(derived(**values)).SETTINGS, running.settings):
+        assert type(settings) is transformer.get_settings_type()
+        assert dataclasses.asdict(settings) == dataclasses.asdict(given)
+
+
+def test_settings_of_another_filter_are_no_substitute():
+    for given in (ezmsg.sigproc.butterworthfilter.ButterworthFilterSettings(**BAND), package.ChebyshevFilterSettings()):
+        with pytest.raises(TypeError, match="settings is .*; allowed is ezmsg.mlx.filter.FilterSettings"):
+            package.FilterTransformer(given)
+
+
+def test_each_unit_describes_itself():
+    # A dashboard shows the docstring, which Python takes from a base class where there is none.
+    units = [getattr(package, name) for name in package.__all__]
+    units = [unit for unit in units if isinstance(unit, type) and issubclass(unit, ez.Unit)]
+    descriptions = [inspect.getdoc(unit).splitlines()[0] for unit in units]
+    assert len(units) >= 11 and len(set(descriptions)) == len(units)
+    for unit, description in zip(units, descriptions, strict=True):
+        assert "__doc__" in vars(unit) and vars(unit)["__doc__"] and description.endswith("."), unit
 
 
 def test_settings_of_sigproc_reach_a_running_unit():

@@ -142,6 +142,8 @@ class AsArrayTransformer(
 
 
 class AsArray(UnitTakesSettings, BaseTransformerUnit[AsArraySettings, AxisArray, AxisArray, AsArrayTransformer]):
+    """Converts messages to another array library and bounds MLX's buffer cache; see :obj:`AsArrayTransformer`."""
+
     SETTINGS = AsArraySettings  # type: ignore[assignment]
 
     def create_processor(self) -> None:

@@ -7,7 +7,8 @@ import ezmsg.sigproc.cheby as sigproc
 from ezmsg.baseproc import BaseTransformerUnit
 from ezmsg.util.messages.axisarray import AxisArray
 
-from .filter import FilterByDesign, check_filter_fields
+from .filter import check_filter_fields
+from .filterbydesign import FilterByDesign
 from .stream.checks import as_float, check_fields, is_real
 from .stream.settings import UnitTakesSettings
 
@@ -49,4 +50,6 @@ class ChebyshevFilter(
     UnitTakesSettings,
     BaseTransformerUnit[ChebyshevFilterSettings, AxisArray, AxisArray, ChebyshevFilterTransformer],
 ):
+    """Chebyshev filter of either type along the stream dimension; see :obj:`ChebyshevFilterTransformer`."""
+
     SETTINGS = ChebyshevFilterSettings

@@ -263,4 +263,6 @@ class EWMATransformer(
 
 
 class EWMAUnit(UnitTakesSettings, BaseTransformerUnit[EWMASettings, AxisArray, AxisArray, EWMATransformer]):
+    """Exponentially weighted moving average of each channel; see :obj:`EWMATransformer`."""
+
     SETTINGS = EWMASettings

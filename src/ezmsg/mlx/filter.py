@@ -1,17 +1,15 @@
-"""Filters of second-order sections in a stream, on every MLX backend."""
+"""Filters in a stream, as second-order sections on every MLX backend."""
 
 from __future__ import annotations
 
+import copy
+from typing import TYPE_CHECKING
+
+import ezmsg.core as ez
 import ezmsg.sigproc.filter as sigproc
 import numpy as np
 import numpy.typing as npt
-from ezmsg.baseproc import (
-    BaseStatefulTransformer,
-    BaseTransformerUnit,
-    SettingsType,
-    processor_state,
-    suppress_axis_deprecation,
-)
+from ezmsg.baseproc import BaseStatefulTransformer, BaseTransformerUnit, suppress_axis_deprecation
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 from scipy.signal import sosfilt_zi
@@ -19,17 +17,16 @@ from scipy.signal import sosfilt_zi
 from .kernels import default_path, kernel
 from .kernels.scheduling import schedule_after, schedule_before
 from .scan import normalize_chunk_sizes
-from .sosfilt import MAX_CHUNK_SIZE, check_sos
+from .sosfilt import MAX_CHUNK_SIZE
 from .stream.checks import check_fields, check_message
+from .stream.coefficients import Coefficients, carried_state
 from .stream.convert import as_float32, is_mlx_array
-from .stream.sampling import (
-    first_finite_samples,
-    is_same_rate,
-    sampling_period,
-    stream_dimension,
-    with_known_rate,
-)
-from .stream.settings import TransformerTakesSettings, UnitTakesSettings
+from .stream.filterstate import HOST, KERNEL, FilterState, as_scipy, for_sigproc, to_mlx
+from .stream.sampling import first_samples, is_same_rate, stream_dimension, with_known_rate
+from .stream.settings import TransformerTakesSettings, UnitTakesSettings, own_settings
+
+if TYPE_CHECKING:
+    import mlx.core as mx
 
 _OPERATION = "filtering"
 
@@ -38,7 +35,7 @@ def check_filter_fields(settings: sigproc.FilterBaseSettings) -> None:
     """Check what the settings of all filters have.
 
     Raises:
-        ValueError: ``coef_type`` is none of its two values, or ``mlx_metal_chunk_sizes`` are no sizes.
+        ValueError: ``coef_type`` is not one of its two values, or ``mlx_metal_chunk_sizes`` are not sizes.
         TypeError: Another field is not of its type.
     """
     if settings.coef_type not in ("ba", "sos"):
@@ -53,26 +50,8 @@ class FilterSettings(sigproc.FilterSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_filter_fields(self)
-        if self.coef_type == "sos" and self.coefs is not None:
-            check_sos(self.coefs, name="coefs")
-
-
-@processor_state
-class FilterState(sigproc.FilterState):
-    axis_idx: int = 0
-    """Position of the stream dimension."""
-
-    stream_dim: str = ""
-    """Name of the stream dimension."""
-
-    gain: float = 0.0
-    """Sampling period in seconds at the last reset; 0 where the stream dimension has no regular axis."""
-
-    sections: npt.NDArray[np.float64] | None = None
-    """The coefficients in force, checked; None after they have changed."""
-
-    is_fresh: bool = True
-    """No message has been filtered since the last reset."""
+        if self.coefs is not None:
+            Coefficients(self.coefs, self.coef_type)
 
 
 class FilterTransformer(
@@ -82,28 +61,45 @@ class FilterTransformer(
 ):
     """Filter along the stream dimension with given coefficients.
 
-    Takes the settings of :obj:`ezmsg.sigproc.filter.FilterTransformer` and gives its results. MLX data with
-    ``coef_type="sos"`` is filtered on every MLX backend, float32 out; see :func:`ezmsg.mlx.sosfilt.sosfilt` for
-    accuracy and for samples that are not finite. Everything else is left to ezmsg-sigproc: NumPy data, other
-    coefficients, and MLX data with ``use_mlx_metal=False``, which goes to scipy and back.
+    Takes the settings of :obj:`ezmsg.sigproc.filter.FilterTransformer` and gives its results. NumPy data is left to
+    ezmsg-sigproc. MLX data comes out as float32 MLX data:
 
-    Like there, each channel begins as if its first sample (the first finite one) had been there for ever, so that an
-    offset makes no transient.
+    - Sections (``coef_type="sos"``), and *b* and *a* that determine their sections well enough
+      (:func:`ezmsg.mlx.stream.coefficients.sections_of`), are computed on the device, on every MLX backend; see
+      :func:`ezmsg.mlx.sosfilt.sosfilt` for accuracy and for samples that are not finite.
+    - Other *b* and *a* with feedback go through scipy on the host, in float64, and the log warns once. So does all
+      with feedback where ``use_mlx_metal`` is False, without a warning.
+    - Taps without feedback are left to ezmsg-sigproc, which convolves on the device.
+
+    Like there, each channel begins as if its first sample (on the device: the first finite one) had been there for
+    ever, so that an offset makes no transient.
+
+    Settings may change in a running stream, and so may its array library. The state stays if the new coefficients have
+    as many sections (or as many coefficients) as the old ones, or are the same filter in the other form. Otherwise the
+    filter begins anew at the next message.
 
     Raises:
-        ValueError: ``coefs`` are no sections as scipy returns them; the message has no dimension.
-        TypeError: Complex MLX data with sections; what is given is no message.
+        ValueError: ``coefs`` are not as scipy returns them; the message has no dimension.
+        TypeError: Complex MLX data; what is given is not a message.
     """
+
+    _in_force: FilterSettings | None = None
+    """The settings that the state belongs to."""
+
+    _coefficients: Coefficients | None = None
+    """Those of the settings in force."""
+
+    _warned_of: Coefficients | None = None
 
     def __call__(self, message: AxisArray) -> AxisArray:
         if self._is_to_skip(message):
             return self._skipped(message)
-        return BaseStatefulTransformer.__call__(self, message)
+        return super().__call__(message)
 
     async def __acall__(self, message: AxisArray) -> AxisArray:
         if self._is_to_skip(message):
             return self._skipped(message)
-        return await BaseStatefulTransformer.__acall__(self, message)
+        return await super().__acall__(message)
 
     def _is_to_skip(self, message: AxisArray) -> bool:
         if type(message) is not AxisArray:
@@ -112,17 +108,63 @@ class FilterTransformer(
 
     def _skipped(self, message: AxisArray) -> AxisArray:
         """A message without samples has the dtype of those with samples; ezmsg-sigproc lets it through as it is."""
-        if self.settings.coefs is None or not self._is_ours(message):
+        if self.settings.coefs is None or not is_mlx_array(message.data):
             return message
         data = as_float32(message.data, _OPERATION)
         return message if data is message.data else replace(message, data=data)
 
-    def _is_ours(self, message: AxisArray) -> bool:
-        return self.settings.coef_type == "sos" and self.settings.use_mlx_metal and is_mlx_array(message.data)
-
     def _hash_message(self, message: AxisArray) -> int:
-        message = with_known_rate(message, self._state.stream_dim, self._state.gain)
-        return self._message_hash(message, extra=(is_mlx_array(message.data), self._is_ours(message)))
+        return self._message_hash(with_known_rate(message, self._state.stream_dim, self._state.gain))
+
+    def update_settings(self, new_settings: sigproc.FilterSettings | None = None, **kwargs: object) -> None:
+        """Take other settings, or other values of single fields, from the next message on."""
+        # Not as in ezmsg-baseproc, which compares arrays for equality and drops the state.
+        given = self.settings if new_settings is None else own_settings(self.get_settings_type(), new_settings)
+        with suppress_axis_deprecation():
+            self.settings = replace(given, **kwargs) if kwargs else given
+
+    def update_coefficients(self, coefs: npt.NDArray, coef_type: str | None = None) -> None:
+        """Take other coefficients. The state stays if they have the shape of the old ones, and starts anew if not."""
+        self.update_settings(coefs=coefs, coef_type=coef_type or self.settings.coef_type)
+
+    def _given(self) -> Coefficients:
+        if self._coefficients is not None and self.settings is self._in_force:
+            return self._coefficients
+        return Coefficients(self.settings.coefs, self.settings.coef_type)
+
+    def _place_of(self, data: npt.NDArray | mx.array, coefficients: Coefficients) -> str:
+        """Where *data* is filtered, and where the state is kept."""
+        if not is_mlx_array(data) or coefficients.is_fir:
+            return type(data).__module__.partition(".")[0]
+        if not self.settings.use_mlx_metal:
+            return HOST
+        if coefficients.sections is not None:
+            return KERNEL
+        if self._warned_of is not coefficients:
+            self._warned_of = coefficients
+            ez.logger.warning(
+                f"{type(self).__name__} filters MLX data on the host, with scipy: coefs are b and a of order "
+                f"{max(map(len, coefficients.ba)) - 1}, which do not determine a filter to 1e-5 in float64. Give "
+                "second-order sections instead: design with output='sos' and set coef_type='sos'."
+            )
+        return HOST
+
+    def _take_up(self, message: AxisArray) -> None:
+        """Put the settings, and the array library of *message*, in force; with the state so far where it fits."""
+        before, coefficients_before = self._state, self._coefficients or self._given()
+        self._state = copy.copy(before)
+        try:
+            if stream_dimension(self, message, _OPERATION) != before.stream_dim:
+                self._reset_state(message)
+                return
+            self._start(message, before)
+            is_same_form = (coefficients_before.ba is None) == (self._coefficients.ba is None)
+            if not (before.place == self._state.place == KERNEL and is_same_form):
+                self._carry(before, coefficients_before)
+        except BaseException:
+            # The next message, or other settings, may go on from there.
+            self._state = before
+            raise
 
     def _reset_state(self, message: AxisArray) -> None:
         state = self._state
@@ -133,42 +175,77 @@ class FilterTransformer(
             state.gain = gain
         state.stream_dim = dim
         state.axis_idx = message.get_axis_idx(dim)
-        state.is_fresh = True
-        if not self._is_ours(message):
-            super()._reset_state(message)
-            return
+        self._start(message)
+
+    def _start(self, message: AxisArray, before: FilterState | None = None) -> None:
+        """Begin at the first samples of *message*; between kernels and with as many sections go on from *before*."""
+        state, coefficients = self._state, self._given()
+        place = self._place_of(message.data, coefficients)
+        if place == KERNEL:
+            state.sections, state.form = coefficients.sections, "sos"
+            if before is None or before.place != KERNEL or len(before.sections) != len(state.sections):
+                n_channels = message.data.size // message.data.shape[state.axis_idx]
+                kernel("sosfilt", default_path()).compile_ahead(state.sections, n_channels)
+                state.zi, state.not_begun, state.is_fresh = None, None, True
+                self._begin(as_float32(message.data, _OPERATION))
+        else:
+            super()._reset_state(for_sigproc(message, place))
+            state.form = "fir" if state.fir_method is not None else self.settings.coef_type
+            state.sections = state.not_begun = None
+        state.place = place
+        self._in_force, self._coefficients = self.settings, coefficients
+
+    def _begin(self, data: mx.array) -> None:
+        """Begin each channel that has not begun yet, as if its first sample in *data* had been there for ever."""
         import mlx.core as mx
 
         from .kernels.layout import LARGEST_SAMPLE, to_pairs
 
-        state.sections = check_sos(self.settings.coefs)
-        n_channels = message.data.size // message.data.shape[state.axis_idx]
-        kernel("sosfilt", default_path()).compile_ahead(state.sections, n_channels)
-        data = as_float32(message.data, _OPERATION)
+        state = self._state
         # A start at a sample that the filter itself leaves out would never be forgotten.
-        data = mx.where(mx.abs(data) < LARGEST_SAMPLE, data, np.nan)
-        first = first_finite_samples(data, state.axis_idx)
+        first, found = first_samples(data, state.axis_idx, LARGEST_SAMPLE, state.not_begun)
         settled = sosfilt_zi(state.sections)
         shape = (len(settled), *(2 if axis == state.axis_idx else 1 for axis in range(first.ndim)))
-        state.zi = mx.array(to_pairs(settled.reshape(shape) * first, axis=state.axis_idx + 1))
+        pairs = mx.array(to_pairs(settled.reshape(shape) * first, axis=state.axis_idx + 1))
+        state.zi = pairs if state.zi is None else mx.where(mx.array(found), pairs, state.zi)
+        not_begun = ~found if state.not_begun is None else state.not_begun & ~found
+        state.not_begun = not_begun if not_begun.any() else None
 
-    def update_coefficients(self, coefs: npt.NDArray, coef_type: str | None = None) -> None:
-        """Take other coefficients. The state stays if they have the shape of the old ones, and starts anew if not."""
-        with suppress_axis_deprecation():
-            super().update_coefficients(coefs, coef_type)
-        self._state.sections = None
-        if self._state.zi is None:
-            self._request_reset()
+    def _carry(self, before: FilterState, coefficients_before: Coefficients) -> None:
+        """Go on from *before*, which has another form or is in another place, where that can be a state of this one."""
+        state, axis = self._state, self._state.axis_idx
+        z, new = as_scipy(before), as_scipy(state)
+        if z is not None and new is not None:
+            z = carried_state(z, axis, before.form, coefficients_before, state.form, self._coefficients)
+        if z is None or new is None or z.shape != new.shape or not np.can_cast(z.dtype, new.dtype, "same_kind"):
+            return
+        begun = np.True_ if before.not_begun is None else ~before.not_begun
+        if state.place == KERNEL:
+            # ezmsg-sigproc loses a channel to its first NaN for ever. Here it begins anew.
+            begun = begun & np.isfinite(z).all(axis=(0, axis + 1), keepdims=True)[0]
+        z = np.where(begun, z, new).astype(new.dtype)
+        if state.place != KERNEL:
+            state.zi = z if state.place == HOST else to_mlx(z)
+            return
+        from .kernels.layout import to_pairs
+
+        state.zi = to_mlx(to_pairs(z, axis=axis + 1))
+        if state.not_begun is not None:
+            not_begun = state.not_begun & ~begun
+            state.not_begun = not_begun if not_begun.any() else None
 
     def _process(self, message: AxisArray) -> AxisArray:
-        if not self._is_ours(message):
-            return super()._process(message)
+        if self.settings is not self._in_force or self._place_of(message.data, self._coefficients) != self._state.place:
+            self._take_up(message)
         state = self._state
-        if state.sections is None:
-            state.sections = check_sos(self.settings.coefs)
+        if state.place != KERNEL:
+            result = super()._process(for_sigproc(message, state.place))
+            return replace(message, data=to_mlx(result.data)) if is_mlx_array(message.data) else result
         path = default_path()
         schedule_before(path, state.zi)
         data = as_float32(message.data, _OPERATION)
+        if state.not_begun is not None:
+            self._begin(data)
         sizes = self.settings.mlx_metal_chunk_sizes
         data, state.zi = kernel("sosfilt", path).run(data, state.sections, state.zi, state.axis_idx, sizes)
         schedule_after(path, state.zi, first=state.is_fresh)
@@ -177,59 +254,6 @@ class FilterTransformer(
 
 
 class Filter(UnitTakesSettings, BaseTransformerUnit[FilterSettings, AxisArray, AxisArray, FilterTransformer]):
+    """Filters messages along their stream dimension with given coefficients; see :obj:`FilterTransformer`."""
+
     SETTINGS = FilterSettings
-
-
-class FilterByDesign(
-    TransformerTakesSettings, BaseStatefulTransformer[SettingsType, AxisArray, AxisArray, sigproc.FilterByDesignState]
-):
-    """What makes a transformer of ezmsg-sigproc that designs its filter take :obj:`FilterTransformer` for it.
-
-    To be named before that transformer among the bases. New settings are designed for the sampling rate of the next
-    message, and the state stays if the coefficients keep their shape; in ezmsg-sigproc's units the filter starts anew.
-
-    Raises:
-        ValueError: The stream dimension has no regular axis, or one whose gain is not a finite number > 0; the message
-            has no dimension.
-        TypeError: What is given is no message.
-    """
-
-    def __call__(self, message: AxisArray) -> AxisArray:
-        if type(message) is not AxisArray:
-            check_message(message, self)
-        return BaseStatefulTransformer.__call__(self, message) if self.settings.order else message
-
-    async def __acall__(self, message: AxisArray) -> AxisArray:
-        if type(message) is not AxisArray:
-            check_message(message, self)
-        return await BaseStatefulTransformer.__acall__(self, message) if self.settings.order else message
-
-    def _hash_message(self, message: AxisArray) -> int:
-        if self._state.filter is not None:
-            known = self._state.filter.state
-            message = with_known_rate(message, known.stream_dim, known.gain)
-        return self._message_hash(message)
-
-    def _reset_state(self, message: AxisArray) -> None:
-        operation = "designing a filter"
-        sampling_period(message, stream_dimension(self, message, operation), operation)
-        before = self._state.filter
-        super()._reset_state(message)
-        self._state.filter = FilterTransformer(settings=self._state.filter.settings)
-        if before is not None:
-            self._state.filter.state.stream_dim = before.state.stream_dim
-            self._state.filter.state.gain = before.state.gain
-
-    def _process(self, message: AxisArray) -> AxisArray:
-        child = self._state.filter
-        if self._state.needs_redesign:
-            self._state.needs_redesign = False
-            period = sampling_period(message, child.settings.axis, "designing a filter")
-            child.update_coefficients(self.get_design_function()(1.0 / period), self.settings.coef_type)
-            with suppress_axis_deprecation():
-                child.settings = replace(
-                    child.settings,
-                    use_mlx_metal=self.settings.use_mlx_metal,
-                    mlx_metal_chunk_sizes=self.settings.mlx_metal_chunk_sizes,
-                )
-        return child(message)

@@ -53,4 +53,6 @@ class PowTransformer(
 
 
 class Pow(UnitTakesSettings, BaseTransformerUnit[PowSettings, AxisArray, AxisArray, PowTransformer]):
+    """Raises each sample to a power; see :obj:`PowTransformer`."""
+
     SETTINGS = PowSettings  # type: ignore[assignment]

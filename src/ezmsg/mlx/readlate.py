@@ -9,6 +9,7 @@ messages later, which at 100 messages a second are 20 ms for a depth of 2: leave
 import typing
 
 import ezmsg.core as ez
+import numpy as np
 from ezmsg.baseproc import BaseStatefulTransformer, BaseTransformerUnit, processor_state, profile_subpub
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
@@ -76,15 +77,20 @@ class ReadLateTransformer(BaseStatefulTransformer[ReadLateSettings, AxisArray, l
         waiting = self._state.waiting
         n_due = max(len(waiting) - depth, 0)
         due, self._state.waiting = waiting[:n_due], waiting[n_due:]
-        return [
-            replace(message, data=mlx_to_numpy(message.data, self.settings.dtype))
-            if is_mlx_array(message.data)
-            else message
-            for message in due
-        ]
+        return [self._as_numpy(message) for message in due]
+
+    def _as_numpy(self, message: AxisArray) -> AxisArray:
+        data, dtype = message.data, self.settings.dtype
+        if is_mlx_array(data):
+            return replace(message, data=mlx_to_numpy(data, dtype))
+        if dtype is None or not isinstance(data, np.ndarray) or data.dtype == dtype:
+            return message
+        return replace(message, data=data.astype(dtype))
 
 
 class ReadLate(BaseTransformerUnit[ReadLateSettings, AxisArray, AxisArray, ReadLateTransformer]):
+    """Converts MLX messages to NumPy some messages late; see :obj:`ReadLateTransformer`."""
+
     SETTINGS = ReadLateSettings
 
     @ez.subscriber(BaseTransformerUnit.INPUT_SIGNAL)

@@ -168,6 +168,8 @@ class AdaptiveStandardScaler(
     UnitTakesSettings,
     BaseTransformerUnit[AdaptiveStandardScalerSettings, AxisArray, AxisArray, AdaptiveStandardScalerTransformer],
 ):
+    """z-scores of each channel by its moving average; see :obj:`AdaptiveStandardScalerTransformer`."""
+
     SETTINGS = AdaptiveStandardScalerSettings
 
     INPUT_ACCUMULATE = ez.InputStream(bool)

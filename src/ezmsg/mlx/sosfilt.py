@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import numpy.typing as npt
 
 from .kernels import Path, check_path, default_path, kernel
 from .scan import normalize_axis, normalize_chunk_sizes
 from .stream.checks import check_mlx
+from .stream.coefficients import check_sos
 from .stream.convert import as_float32
 
 if TYPE_CHECKING:
@@ -17,29 +17,6 @@ if TYPE_CHECKING:
 
 MAX_CHUNK_SIZE = 512
 """Most samples that one launch of the kernel of plain operations takes; as many as ezmsg-sigproc's Metal kernel."""
-
-
-def check_sos(sos: npt.ArrayLike, *, name: str = "sos") -> npt.NDArray[np.float64]:
-    """*sos* as scipy's functions return it, in float64; for the error, the caller calls it *name*.
-
-    Raises:
-        TypeError: No array of real numbers.
-        ValueError: Not of shape (n_sections, 6) with one section or more, not finite, or an ``a0`` that is not 1.
-    """
-    try:
-        given = np.asarray(sos)
-    except ValueError:
-        raise TypeError(f"{name} is no array: its rows differ in length.") from None
-    if given.dtype.kind not in "fiu":
-        raise TypeError(f"{name} has dtype {given.dtype}; allowed are real numbers.")
-    array = np.array(given, dtype=np.float64, order="C", ndmin=2)
-    if array.ndim != 2 or array.shape[1] != 6 or not len(array):
-        raise ValueError(f"{name} has shape {given.shape}; allowed is (n_sections, 6) with one section or more.")
-    if not np.isfinite(array).all():
-        raise ValueError(f"{name} has coefficients that are not finite.")
-    if (array[:, 3] != 1.0).any():
-        raise ValueError(f"{name}[:, 3] is {array[:, 3].tolist()}; allowed are ones only.")
-    return array
 
 
 def sosfilt(

@@ -88,3 +88,28 @@ def first_finite_samples(x: mx.array, axis: int) -> npt.NDArray[np.float64]:
     place = np.expand_dims(np.isfinite(samples).argmax(axis=axis), axis)
     first = np.take_along_axis(samples, place, axis=axis).astype(np.float64)
     return np.where(np.isfinite(first), first, 0.0)
+
+
+def first_samples(
+    x: mx.array, axis: int, largest: float, among: npt.NDArray[np.bool_] | None = None
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    """The first sample of each channel that is finite and not too large, for a filter to begin at.
+
+    Args:
+        x: float32, with one sample or more; it is evaluated.
+        axis: Of the samples.
+        largest: Largest magnitude of a sample that counts.
+        among: The channels to look at, with length 1 along *axis*; None for all.
+
+    Returns:
+        The samples, 0 where there is none, and where there is one; both with length 1 along *axis*.
+    """
+    samples = np.moveaxis(np.asarray(x), axis, 0)
+    chosen = np.ones(samples.shape[1:], bool) if among is None else np.moveaxis(among, axis, 0)[0]
+    first, found = np.zeros(chosen.shape), np.zeros(chosen.shape, bool)
+    candidates = samples[:, chosen]
+    taken = np.abs(candidates) <= largest
+    found[chosen] = taken.any(axis=0)
+    values = np.take_along_axis(candidates, taken.argmax(axis=0)[None], axis=0)[0]
+    first[chosen] = np.where(found[chosen], values, 0.0)
+    return np.expand_dims(first, axis), np.expand_dims(found, axis)

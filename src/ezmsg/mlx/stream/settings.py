@@ -1,8 +1,8 @@
 """Settings of ezmsg-sigproc's own class for the transformers and units of this package.
 
-Those have the same fields, so whoever changes from ezmsg-sigproc to this package may go on building them. They are
-built anew as settings of this package, which checks them. Without that, ezmsg would take a settings object of another
-class for the value of the first field.
+Those have the same fields, so whoever changes from ezmsg-sigproc to this package may go on building them, or classes
+derived from them. They are built anew as settings of this package, which checks them. Without that, ezmsg would take a
+settings object of another class for the value of the first field.
 """
 
 import dataclasses
@@ -16,18 +16,26 @@ from ezmsg.baseproc import suppress_axis_deprecation
 def own_settings(kind: type[ez.Settings], given: ez.Settings) -> ez.Settings:
     """*given* as settings of class *kind*: itself if it is one, else one with the same values.
 
+    Args:
+        kind: A class of settings that extends one of ezmsg-sigproc.
+        given: Settings of that class of ezmsg-sigproc or of one derived from it, whose further fields are left out, as
+            there; or settings with exactly the fields of *kind*.
+
     Raises:
-        TypeError: The fields of *given* are not those of *kind*.
+        TypeError: *given* is none of these.
         As *kind*, if it does not allow a value.
     """
     if isinstance(given, kind):
         return given
-    names = [field.name for field in dataclasses.fields(kind)]
-    if not isinstance(given, ez.Settings) or {field.name for field in dataclasses.fields(given)} != set(names):
+    names = {field.name for field in dataclasses.fields(kind)}
+    extended = next((base for base in kind.__mro__ if base.__module__.startswith("ezmsg.sigproc.")), kind)
+    if not isinstance(given, extended) and (
+        not isinstance(given, ez.Settings) or {field.name for field in dataclasses.fields(given)} != names
+    ):
         raise TypeError(f"settings is {given!r}; allowed is {kind.__module__}.{kind.__name__}.")
     # Warned about when *given* was built.
     with suppress_axis_deprecation():
-        return kind(**{name: getattr(given, name) for name in names})
+        return kind(**{name: getattr(given, name) for name in names if hasattr(given, name)})
 
 
 class _TakesSettings:
@@ -42,7 +50,7 @@ class _TakesSettings:
 
 
 class TransformerTakesSettings(_TakesSettings):
-    """To be named first among the bases of a transformer."""
+    """A transformer that takes ezmsg-sigproc's settings for its own; to be named first among the bases."""
 
     @classmethod
     def _settings_class(cls) -> type[ez.Settings]:
@@ -55,7 +63,7 @@ class TransformerTakesSettings(_TakesSettings):
 
 
 class UnitTakesSettings(_TakesSettings):
-    """To be named first among the bases of a unit."""
+    """A unit that takes ezmsg-sigproc's settings for its own; to be named first among the bases."""
 
     SETTINGS: typing.ClassVar[type[ez.Settings]]
 

@@ -109,8 +109,9 @@ class FusedSections(FusedStage[FilterTransformer]):
 
     def load(self) -> tuple[tuple[mx.array, ...], Hashable] | None:
         state = self.transformer.state
-        # Coefficients that have been changed are read by the transformer, with its next message.
-        return ((state.zi,), None) if state.sections is self._sections else None
+        # Other sections, and channels that have not begun, are for the transformer itself.
+        is_same = state.sections is self._sections and state.not_begun is None
+        return ((state.zi,), None) if is_same else None
 
     def store(self, arrays: tuple[mx.array, ...], counts: Hashable) -> None:
         self.transformer.state.zi = arrays[0]
@@ -122,7 +123,5 @@ class FusedSections(FusedStage[FilterTransformer]):
 
 @fusion_of(FilterTransformer)
 def fuse_sections(transformer: FilterTransformer, message: AxisArray) -> FusedStage | None:
-    settings = transformer.settings
-    if settings.coef_type != "sos" or not settings.use_mlx_metal or transformer.state.sections is None:
-        return None
-    return FusedSections(transformer, message)
+    # Without sections the filter is not computed by a kernel.
+    return None if transformer.state.sections is None else FusedSections(transformer, message)
