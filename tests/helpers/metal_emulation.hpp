@@ -83,4 +83,50 @@ inline To as_type(From value) {
 using namespace metal;
 
 // Metal has none of these.
+#ifdef COUNTED
+namespace emulation {
+
+extern "C" unsigned long emulation_operations;
+
+// A float that counts what is computed with it: fused multiply-add, addition, multiplication, division and square root
+// as one operation each; comparisons and signs not at all.
+struct Float {
+  float value;
+  Float() = default;
+  constexpr Float(float given) : value(given) {}
+  constexpr explicit Float(uint given) : value(given) {}
+  Float operator-() const { return -value; }
+};
+
+inline Float counted(float value) {
+  ++emulation_operations;
+  return value;
+}
+
+inline Float operator+(Float a, Float b) { return counted(a.value + b.value); }
+inline Float operator-(Float a, Float b) { return counted(a.value - b.value); }
+inline Float operator*(Float a, Float b) { return counted(a.value * b.value); }
+inline Float operator/(Float a, Float b) { return counted(a.value / b.value); }
+inline Float& operator+=(Float& a, Float b) { return a = a + b; }
+inline Float& operator*=(Float& a, Float b) { return a = a * b; }
+inline Float& operator/=(Float& a, Float b) { return a = a / b; }
+inline bool operator<=(Float a, Float b) { return a.value <= b.value; }
+inline bool operator>(Float a, Float b) { return a.value > b.value; }
+inline bool operator!=(Float a, Float b) { return a.value != b.value; }
+
+}  // namespace emulation
+
+namespace metal {
+
+inline emulation::Float fma(emulation::Float a, emulation::Float b, emulation::Float c) {
+  return emulation::counted(fma(a.value, b.value, c.value));
+}
+inline emulation::Float sqrt(emulation::Float a) { return emulation::counted(sqrt(a.value)); }
+inline emulation::Float fabs(emulation::Float a) { return fabs(a.value); }
+
+}  // namespace metal
+
+#define float emulation::Float
+#endif
+
 #pragma GCC poison double new delete malloc calloc realloc alloca try catch throw virtual dynamic_cast typeid

@@ -12,6 +12,7 @@ import ctypes
 import dataclasses
 import functools
 import hashlib
+import math
 import pathlib
 import re
 import shutil
@@ -39,6 +40,9 @@ ORDERS = {"ascending": 0, "descending": 1, "random": 2024}
 
 DEFAULT_FLAGS = ("-O1", "-ffp-contract=off")
 
+COUNTED = "-DCOUNTED"
+"""Flag with which kernels count what they compute, and are not watched; see :data:`tally`."""
+
 HAS_FMA = pathlib.Path("/proc/cpuinfo").is_file() and " fma " in pathlib.Path("/proc/cpuinfo").read_text()
 
 FMA_FLAGS = ("-mfma",) if HAS_FMA else ()
@@ -65,7 +69,30 @@ options = Options()
 launches: list["Launch"] = []
 """What has been run, most recent last, while :func:`recorded` is on."""
 
+
+@dataclasses.dataclass
+class Tally:
+    """What kernels did, since it was set to zero."""
+
+    launches: int = 0
+    operations: int = 0
+    """On floats, with :data:`COUNTED` among the flags."""
+
+    moved: int = 0
+    """Bytes of the arrays that kernels read and wrote, each counted once a launch."""
+
+    copies: int = 0
+    """Arrays that MLX had to copy before a launch, since they were not in row order."""
+
+    copied: int = 0
+    """Bytes read and written for that."""
+
+
+tally = Tally()
+
 _is_recording = False
+
+_is_tracing = False
 
 
 @contextlib.contextmanager
@@ -197,8 +224,9 @@ def compiled(cpp: str, flags: tuple[str, ...]) -> ctypes.CDLL:
     source = pathlib.Path(_folder().name, f"{digest}.cpp")
     target, library = source.with_suffix(".o"), source.with_suffix(".so")
     source.write_text(cpp)
-    checks = ("-fsanitize=thread", "-Werror=double-promotion", "-Werror=return-type")
-    _compile(*flags, *checks, "-c", "-include", SHIM, source, "-o", target)
+    checks = ("-Werror=double-promotion", "-Werror=return-type")
+    watched = () if COUNTED in flags else ("-fsanitize=thread",)
+    _compile(*flags, *checks, *watched, "-c", "-include", SHIM, source, "-o", target)
     _compile("-shared", "-Wl,-Bsymbolic", target, _runtime(), "-o", library)
     return ctypes.CDLL(str(library))
 
@@ -251,6 +279,9 @@ def run(launch: Launch, inputs: Sequence[np.ndarray], results: Sequence[np.ndarr
         message,
         ctypes.c_size_t(len(message)),
     )
+    counter = ctypes.c_ulong.in_dll(library, "emulation_operations")
+    tally.operations += counter.value
+    counter.value = 0
     if failed:
         raise AssertionError(f"{launch.name}: {message.value.decode()}")
 
@@ -285,13 +316,21 @@ class MetalKernel:
         output_dtypes: Sequence[mx.Dtype],
         **arguments: object,
     ) -> list[mx.array]:
+        if _is_tracing:
+            return self._kernel(inputs=inputs, output_shapes=output_shapes, output_dtypes=output_dtypes, **arguments)
         launch = self.launch(inputs, output_shapes=output_shapes, output_dtypes=output_dtypes, **arguments)
         if _is_recording:
             launches.append(launch)
         assert set(output_dtypes) == {mx.float32}
+        given = [np.asarray(array) for array in inputs]
+        copied = [array.nbytes for array in given if not array.flags.c_contiguous]
+        tally.launches += 1
+        tally.copies += len(copied)
+        tally.copied += 2 * sum(copied)
+        tally.moved += sum(array.nbytes for array in given) + sum(4 * math.prod(shape) for shape in output_shapes)
         # What a kernel leaves unwritten is nothing to be read.
         results = [np.full(shape, np.nan, np.float32) for shape in output_shapes]
-        run(launch, [np.ascontiguousarray(np.asarray(array)) for array in inputs], results)
+        run(launch, [np.ascontiguousarray(array) for array in given], results)
         return [mx.array(result) for result in results]
 
 
@@ -308,6 +347,17 @@ def recorded() -> Iterator[list[Launch]]:
         yield launches
     finally:
         _is_recording = False
+
+
+@contextlib.contextmanager
+def traced() -> Iterator[None]:
+    """Record calls of kernels in a graph that is never evaluated, as MLX does under ``mx.export_function``."""
+    global _is_tracing
+    _is_tracing = True
+    try:
+        yield
+    finally:
+        _is_tracing = False
 
 
 @contextlib.contextmanager

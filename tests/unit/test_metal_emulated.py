@@ -20,17 +20,26 @@ from helpers.metal_cases import (
     run_scores,
     scored,
 )
+from helpers.metal_counts import graph_of
 from helpers.metal_emulation import FMA_FLAGS, ORDERS
 from helpers.recurrence_cases import CASES, EXACT_CASES
 from helpers.recurrences import RECURRENCES as EVERY
-from helpers.recurrences import alpha_of, noise
+from helpers.recurrences import alpha_of, check_close, noise
 from helpers.sosfilt_cases import CASES as SOSFILT_CASES
+from helpers.transformers import TRANSFORMERS, filtered, using
 
 from ezmsg.mlx.kernels.layout import LARGEST_SAMPLE, LARGEST_SCORED, buffer_length
 from ezmsg.mlx.kernels.metal import ewma, sosfilt, zscore
 from ezmsg.mlx.kernels.metal.kernel import SAMPLES, TILE, threadgroups
 
 MODULES = {"ewma": ewma, "sosfilt": sosfilt, "zscore": zscore}
+
+CALLS = {
+    "ewma": (0.01, (2,)),
+    "zscore": (0.01, (6,)),
+    "sosfilt": (np.array([[1.0, 0.5, 0.25, 1.0, -0.5, 0.25]] * 4), (4, 4)),
+}
+"""Coefficients, and the shape of a state but for channels."""
 
 ALL = bool(os.environ.get("EZMSG_MLX_ALL_METAL"))
 """Whether all of what follows is tested, which takes minutes, or some of it."""
@@ -197,17 +206,36 @@ def test_largest_sample_is_taken_and_a_larger_one_is_not(alpha):
 
 
 @pytest.mark.parametrize("shape", [(1, 256), (300, 256), (3000, 256), (30000, 1024)])
-def test_one_launch_a_message(shape, monkeypatch):
-    entry = RECURRENCES["ewma"]
-    launched = []
+@pytest.mark.parametrize("recurrence", CALLS)
+def test_a_message_is_one_kernel_in_the_graph(recurrence, shape):
+    coefficients, state_shape = CALLS[recurrence]
+    zi = mx.zeros((*state_shape, shape[1]))
+    nodes = graph_of(lambda x, zi: MODULES[recurrence].run(x, coefficients, zi, 0, ()), mx.zeros(shape), zi)
+    # From 513 samples on, the buffer is longer than the message, and a view is cut from it.
+    assert nodes == {"CustomKernel": 1} | ({"Slice": 1} if shape[0] > 512 else {})
 
-    def note(kernel, **arguments):
-        launched.append(kernel)
-        return [mx.zeros(of_result) for of_result in arguments["output_shapes"]]
 
-    monkeypatch.setattr(metal_emulation.MetalKernel, "__call__", note)
-    y, _ = entry.function(mx.zeros(shape), entry.short, mx.zeros((2, shape[1])), axis=0, path="metal")
-    assert len(launched) == 1 and y.shape == shape
+@pytest.mark.parametrize("kind", TRANSFORMERS)
+def test_transformers_use_the_kernels(kind):
+    habits, x = TRANSFORMERS[kind], noise(700, 3) + 3
+    transformer = habits.make()
+    with using("metal"), metal_emulation.recorded() as launches:
+        results = [filtered(transformer, mx.array(piece)) for piece in np.split(x, [1, 300, 301])]
+    check_close(np.concatenate(results), habits.expected_of(x), habits.tolerance)
+    assert launches
+
+
+@pytest.mark.parametrize("kind", TRANSFORMERS)
+def test_the_first_message_compiles_what_a_stream_needs(kind, monkeypatch):
+    # Three channels, whose states MLX may pass in another address space than those of more.
+    transformer = TRANSFORMERS[kind].make()
+    monkeypatch.setattr(metal_emulation, "run", lambda launch, inputs, results: [y.fill(0.0) for y in results])
+    with using("metal"), metal_emulation.recorded() as launches:
+        filtered(transformer, mx.ones((300, 3)))
+        at_first = {launch.text for launch in launches}
+        for n in (3, 3000, 7):
+            filtered(transformer, mx.ones((n, 3)))
+    assert {launch.text for launch in launches} == at_first
 
 
 def test_buffers_have_few_lengths():
