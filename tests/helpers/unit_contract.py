@@ -148,3 +148,10 @@ def the_unit_publishes_what_the_transformer_returns(subject: Subject) -> None:
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_array_equal(np.array(one.data), np.array(other.data))
             assert one.axes["time"] == other.axes["time"]
+
+
+@case
+def it_says_what_it_does(subject: Subject) -> None:
+    for kind in (subject.transformer, subject.unit):
+        # Of its own: an inherited one is what a dashboard would show for several units.
+        assert kind.__dict__.get("__doc__"), f"{kind.__name__} has no docstring of its own"
