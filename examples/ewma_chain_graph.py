@@ -3,8 +3,9 @@
     source | AsArray(mlx) -> common reference -> x - EWMA(x) -> square
            -> EWMA -> bin 10 ms -> log -> AsArray(numpy) | sink
 
-Each | is a process boundary: everything that touches MLX is one Collection in
-one process, and only NumPy arrays cross. Stalls make messages of ever new
+Each | is a process boundary: everything that touches MLX is in one process,
+and only NumPy arrays cross. The stages are one unit, which runs them as one
+function; with --unit-by-unit each is a unit of its own, for the same features. Stalls make messages of ever new
 lengths, which fill MLX's cache; the first stage keeps it below its limit. With
 --rechunk the source's process cuts them to three lengths before they cross, and
 the cache needs less. The same chain without a graph, with the same features, is
@@ -21,62 +22,39 @@ import os
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import Sequence
 
 from support import ewma_chain as shared
 from support.ewma_chain_acquisition import Acquisition, RunSettings
+from support.ewma_chain_metered import Metered, MeteredChain
 from support.interrupts import GraphInterrupts, end_all_processes
 from support.memory_view import save_plot
 
 import ezmsg.core as ez
 import numpy as np
+from ewma_chain_offline import make_chain
 from ezmsg.sigproc.affinetransform import CommonRereference
 from ezmsg.sigproc.binned_aggregate import BinnedAggregate
 from ezmsg.sigproc.math.log import Log
 from ezmsg.util.messages.axisarray import AxisArray
-from ezmsg.util.messages.util import replace
 
 from ezmsg.mlx import (
     AsArray,
-    AsArraySettings,
     DetrendUnit,
     EWMAUnit,
-    MemoryMonitor,
-    MemoryMonitorSettings,
     MemorySnapshot,
     Pow,
 )
 
 
-class MeterUnit(ez.Unit):
-    """Measures its own process, and hands the result on with the features."""
+class Chain(MeteredChain):
+    """From int16 counts (time, ch) to float32 log power (bin, ch), in one unit."""
 
-    INPUT_SIGNAL = ez.InputStream(AxisArray)
-    INPUT_FEATURES = ez.InputStream(AxisArray)
-    OUTPUT_FEATURES = ez.OutputStream(AxisArray)
-
-    async def initialize(self) -> None:
-        self.meter = shared.Meter()
-
-    @ez.subscriber(INPUT_SIGNAL)
-    async def on_signal(self, message: AxisArray) -> None:
-        self.meter.count(message)
-
-    @ez.subscriber(INPUT_FEATURES)
-    @ez.publisher(OUTPUT_FEATURES)
-    async def on_features(self, message: AxisArray) -> AsyncGenerator:
-        self.meter.measure()
-        yield self.OUTPUT_FEATURES, replace(message, attrs={**message.attrs, "meter": self.meter})
+    make_chain = staticmethod(make_chain)
 
 
-class Chain(ez.Collection):
-    """From int16 counts (time, ch) to float32 log power (bin, ch)."""
-
-    SETTINGS = AsArraySettings
-
-    INPUT_SIGNAL = ez.InputTopic(AxisArray)
-    OUTPUT_FEATURES = ez.OutputTopic(AxisArray)
-    OUTPUT_MEMORY = ez.OutputTopic(AxisArray)
+class UnitByUnit(Metered):
+    """The same with a unit for each stage."""
 
     TO_MLX = AsArray()
     REFERENCE = CommonRereference(shared.REFERENCE)
@@ -86,25 +64,15 @@ class Chain(ez.Collection):
     BIN = BinnedAggregate(shared.BIN)
     LOG = Log(shared.LOG)
     TO_NUMPY = AsArray(shared.TO_NUMPY)
-    METER = MeterUnit()
-    MONITOR = MemoryMonitor(MemoryMonitorSettings(interval=0.1))
 
     def configure(self) -> None:
+        super().configure()
         self.TO_MLX.apply_settings(self.SETTINGS)
-        # Room for the bins of a second of 2500 channels, as the source's ring has room for its longest message.
-        self.METER.OUTPUT_FEATURES.num_buffers = 4
-        self.METER.OUTPUT_FEATURES.buf_size = 2**20
 
-    def network(self) -> ez.NetworkDefinition:
-        stages = (self.TO_MLX, self.REFERENCE, self.DETREND, self.SQUARE, self.POWER, self.BIN, self.LOG, self.TO_NUMPY)
-        return (
-            (self.INPUT_SIGNAL, self.TO_MLX.INPUT_SIGNAL),
-            *((a.OUTPUT_SIGNAL, b.INPUT_SIGNAL) for a, b in zip(stages, stages[1:])),
-            (self.INPUT_SIGNAL, self.METER.INPUT_SIGNAL),
-            (self.TO_NUMPY.OUTPUT_SIGNAL, self.METER.INPUT_FEATURES),
-            (self.METER.OUTPUT_FEATURES, self.OUTPUT_FEATURES),
-            (self.MONITOR.OUTPUT_SIGNAL, self.OUTPUT_MEMORY),
-        )
+    @property
+    def stages(self) -> Sequence[ez.Unit]:
+        before_bins = (self.TO_MLX, self.REFERENCE, self.DETREND, self.SQUARE, self.POWER)
+        return (*before_bins, self.BIN, self.LOG, self.TO_NUMPY)
 
 
 class Sink(ez.Unit):
@@ -113,6 +81,7 @@ class Sink(ez.Unit):
     SETTINGS = RunSettings
 
     INPUT_FEATURES = ez.InputStream(AxisArray)
+    INPUT_METER = ez.InputStream(shared.Meter)
     INPUT_MEMORY = ez.InputStream(AxisArray)
 
     interrupts: GraphInterrupts
@@ -124,14 +93,13 @@ class Sink(ez.Unit):
         self.stalls: list[float] = []
         self.meter = shared.Meter()
         self.progress = shared.ProgressLine(self.SETTINGS.stream.duration)
-        self.has_last_bin = False
+        self.has_last_bin = self.has_last_meter = False
         self.complete = threading.Event()
 
     @ez.subscriber(INPUT_FEATURES)
     async def on_features(self, message: AxisArray) -> None:
         # A copy, for ezmsg uses the memory of the message again.
         self.features.append(message.data.copy())
-        self.meter = message.attrs["meter"]
         self.progress.update(shared.end_of(message), self.meter)
         if len(message.data) > self.SETTINGS.most_ordinary_bins:
             self.stalls.append(time.monotonic())
@@ -139,7 +107,13 @@ class Sink(ez.Unit):
         n_bins = math.ceil(shared.end_of(message) / shared.BIN.bin_duration - 1e-6)
         if not self.SETTINGS.fills(n_bins + 1):
             self.has_last_bin = True
-            self._end_if_complete()
+
+    @ez.subscriber(INPUT_METER)
+    async def on_meter(self, meter: shared.Meter) -> None:
+        self.meter = meter
+        # It has counted the message that the last bin came of.
+        self.has_last_meter = self.has_last_bin
+        self._end_if_complete()
 
     @ez.subscriber(INPUT_MEMORY)
     async def on_memory(self, message: AxisArray) -> None:
@@ -151,7 +125,7 @@ class Sink(ez.Unit):
 
     def _end_if_complete(self) -> None:
         # A short stream may be over before the first row of the monitor has come.
-        if self.has_last_bin and self.memory:
+        if self.has_last_meter and self.memory:
             self.complete.set()
 
     @ez.main
@@ -166,27 +140,29 @@ class Sink(ez.Unit):
         raise ez.NormalTermination
 
 
-def main(chain_type: type[ez.Collection] = Chain, description: str = __doc__) -> int:
+def main(chain: type[Metered] = Chain, unit_by_unit: type[Metered] = UnitByUnit, description: str = __doc__) -> int:
     options = shared.parse_options(description, of_graph=True)
     settings = RunSettings(options.stream, rechunk=options.rechunk, monitor=options.monitor)
     if not settings.fills(1):
         print(f"{options.stream.duration} s are too short for a single bin", file=sys.stderr)
         return 2
-    acquisition, chain, sink = Acquisition(settings), chain_type(options.to_mlx), Sink(settings)
+    chain_type = unit_by_unit if options.unit_by_unit else chain
+    acquisition, stages, sink = Acquisition(settings), chain_type(options.to_mlx), Sink(settings)
     # The progress line shows whether the chain keeps up; a warning from another process would run into it.
     os.environ.setdefault("EZMSG_DISABLE_BACKPRESSURE_WARNING", "1")
     sink.interrupts = GraphInterrupts()
     print("starting the processes", flush=True)
     ez.run(
         ACQUISITION=acquisition,
-        CHAIN=chain,
+        CHAIN=stages,
         SINK=sink,
         connections=(
-            (acquisition.OUTPUT_SIGNAL, chain.INPUT_SIGNAL),
-            (chain.OUTPUT_FEATURES, sink.INPUT_FEATURES),
-            (chain.OUTPUT_MEMORY, sink.INPUT_MEMORY),
+            (acquisition.OUTPUT_SIGNAL, stages.INPUT_SIGNAL),
+            (stages.OUTPUT_FEATURES, sink.INPUT_FEATURES),
+            (stages.OUTPUT_METER, sink.INPUT_METER),
+            (stages.OUTPUT_MEMORY, sink.INPUT_MEMORY),
         ),
-        process_components=(acquisition, chain),
+        process_components=(acquisition, stages),
         # A graph server of its own on a free port, so that graphs that run at the same time do not meet.
         graph_address=("127.0.0.1", 0),
         auto_start=True,

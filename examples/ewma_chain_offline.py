@@ -3,7 +3,8 @@
     source -> AsArray(mlx) -> common reference -> x - EWMA(x) -> square
            -> EWMA -> bin 10 ms -> log -> AsArray(numpy) -> features
 
-Stalls make messages of ever new lengths, which fill MLX's cache; the first
+The stages run as one function, or with --stage-by-stage one by one, for the
+same features. Stalls make messages of ever new lengths, which fill MLX's cache; the first
 stage keeps it below its limit. The same chain as an ezmsg graph, with the same
 features, is in ewma_chain_graph.py.
 
@@ -24,6 +25,7 @@ from ezmsg.sigproc.math.log import LogTransformer
 from ezmsg.mlx import (
     AsArraySettings,
     AsArrayTransformer,
+    ChainTransformer,
     DetrendTransformer,
     EWMATransformer,
     PowTransformer,
@@ -47,15 +49,14 @@ def make_chain(to_mlx: AsArraySettings) -> list[BaseTransformer]:
 
 def main() -> int:
     options = shared.parse_options(__doc__)
-    chain = make_chain(options.to_mlx)
+    chain = ChainTransformer(make_chain=lambda: make_chain(options.to_mlx), fuse=not options.stage_by_stage)
     meter = shared.Meter()
     features = []
 
     with shared.ProgressLine(options.stream.duration) as progress:
         for message in simulated_acquisition(options.stream):
             meter.count(message)
-            for stage in chain:
-                message = stage(message)
+            message = chain(message)
             features.append(message.data)
             meter.measure()
             progress.update(shared.end_of(message), meter)

@@ -13,29 +13,30 @@ a picture of the channels, is in spike_band_power.py.
 
 import multiprocessing
 import sys
+from collections.abc import Sequence
 
 from support import ewma_chain as shared
+from support.ewma_chain_metered import Metered, MeteredChain
 
 import ezmsg.core as ez
-from ewma_chain_graph import MeterUnit, main
+from ewma_chain_graph import main
 from ezmsg.sigproc.binned_aggregate import BinnedAggregate
 from ezmsg.sigproc.math.log import Log
-from ezmsg.util.messages.axisarray import AxisArray
-from spike_band_power import BAND, POWER, SCORE
+from spike_band_power import BAND, POWER, SCORE, make_chain
 
-from ezmsg.mlx import AsArray, AsArraySettings, EWMAUnit, MemoryMonitor, MemoryMonitorSettings, Pow
+from ezmsg.mlx import AsArray, EWMAUnit, Pow
 from ezmsg.mlx.butterworthfilter import ButterworthFilter
 from ezmsg.mlx.scaler import AdaptiveStandardScaler
 
 
-class Chain(ez.Collection):
-    """From int16 counts (time, ch) to float32 z-scores (bin, ch)."""
+class Chain(MeteredChain):
+    """From int16 counts (time, ch) to float32 z-scores (bin, ch), in one unit."""
 
-    SETTINGS = AsArraySettings
+    make_chain = staticmethod(make_chain)
 
-    INPUT_SIGNAL = ez.InputTopic(AxisArray)
-    OUTPUT_FEATURES = ez.OutputTopic(AxisArray)
-    OUTPUT_MEMORY = ez.OutputTopic(AxisArray)
+
+class UnitByUnit(Metered):
+    """The same with a unit for each stage."""
 
     TO_MLX = AsArray()
     BAND = ButterworthFilter(BAND)
@@ -45,25 +46,18 @@ class Chain(ez.Collection):
     LOG = Log(shared.LOG)
     SCORE = AdaptiveStandardScaler(SCORE)
     TO_NUMPY = AsArray(shared.TO_NUMPY)
-    METER = MeterUnit()
-    MONITOR = MemoryMonitor(MemoryMonitorSettings(interval=0.1))
 
     def configure(self) -> None:
+        super().configure()
         self.TO_MLX.apply_settings(self.SETTINGS)
 
-    def network(self) -> ez.NetworkDefinition:
-        stages = (self.TO_MLX, self.BAND, self.SQUARE, self.POWER, self.BIN, self.LOG, self.SCORE, self.TO_NUMPY)
-        return (
-            (self.INPUT_SIGNAL, self.TO_MLX.INPUT_SIGNAL),
-            *((a.OUTPUT_SIGNAL, b.INPUT_SIGNAL) for a, b in zip(stages, stages[1:])),
-            (self.INPUT_SIGNAL, self.METER.INPUT_SIGNAL),
-            (self.TO_NUMPY.OUTPUT_SIGNAL, self.METER.INPUT_FEATURES),
-            (self.METER.OUTPUT_FEATURES, self.OUTPUT_FEATURES),
-            (self.MONITOR.OUTPUT_SIGNAL, self.OUTPUT_MEMORY),
-        )
+    @property
+    def stages(self) -> Sequence[ez.Unit]:
+        before_bins = (self.TO_MLX, self.BAND, self.SQUARE, self.POWER)
+        return (*before_bins, self.BIN, self.LOG, self.SCORE, self.TO_NUMPY)
 
 
 if __name__ == "__main__":
     # A forked child of a process that has used MLX hangs.
     multiprocessing.set_start_method("spawn", force=True)
-    sys.exit(main(Chain, __doc__))
+    sys.exit(main(Chain, UnitByUnit, __doc__))

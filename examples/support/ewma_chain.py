@@ -36,6 +36,7 @@ from .interrupts import Interrupts
 from .memory_view import memory_table
 
 SECONDS_BETWEEN_LINES = 5.0
+SECONDS_BETWEEN_MEASURES = 0.1
 
 REFERENCE = CommonRereferenceSettings(mode="mean")
 BASELINE = EWMASettings(time_constant=1.0)
@@ -75,6 +76,8 @@ def parse_options(description: str, *, of_graph: bool = False, plot: str = "") -
     for field, (option, metavar, kind, text) in fields.items():
         value = getattr(default, field)
         parser.add_argument(option, dest=field, metavar=metavar, type=kind, default=value, help=f"{text} [{value}]")
+    text = "run the stages one by one, not as one function"
+    parser.add_argument("--unit-by-unit" if of_graph else "--stage-by-stage", action="store_true", help=text)
     if of_graph:
         parser.add_argument("--real-time", action="store_true", help="at the pace of the rate, not as fast as possible")
         text = "cut the messages to three lengths before they leave the source's process"
@@ -110,12 +113,18 @@ class Meter:
     first_memory: MemorySnapshot | None = None
     largest_cache: float = 0.0
     limit: CacheLimit = CacheLimit(None, "default")
+    next_at: float = 0.0
 
     def count(self, message: AxisArray) -> None:
         self.n_messages += 1
         self.lengths.add(message.data.shape[0])
 
     def measure(self) -> None:
+        """Measure, at most ten times a second: a look at the memory takes as long as some stages."""
+        now = time.monotonic()
+        if now < self.next_at:
+            return
+        self.next_at = now + SECONDS_BETWEEN_MEASURES
         self.memory = memory_snapshot()
         self.first_memory = self.first_memory or self.memory
         self.largest_cache = max(self.largest_cache, self.memory.mlx_cache)
@@ -123,7 +132,10 @@ class Meter:
 
 
 class ProgressLine:
-    """Follows the stream on one line of a terminal; elsewhere prints a line now and then. Ctrl-C ends it."""
+    """Follows the stream on one line of a terminal; elsewhere prints a line now and then. Ctrl-C ends it.
+
+    The line changes ten times a second: it costs nothing to be told of each message.
+    """
 
     def __init__(self, duration: float) -> None:
         self.duration = duration
@@ -132,7 +144,7 @@ class ProgressLine:
         """Shown as a table below the line when there is one."""
         self.seconds = self.wall = self.speed = 0.0
         self._first: tuple[float, float] | None = None
-        self._next_line = -math.inf
+        self._next_line = self._next_update = -math.inf
         # Not the whole width: the ^C that a terminal writes would start a new line.
         width = max(shutil.get_terminal_size().columns - 75, 5)
         self._bar = Progress(BarColumn(width), TextColumn("{task.description}"))
@@ -156,6 +168,9 @@ class ProgressLine:
         self._first = self._first or (now, seconds)
         self.seconds, self.wall = seconds, now - self._first[0]
         self.speed = (seconds - self._first[1]) / self.wall if self.wall else 0.0
+        if now < self._next_update or meter.memory is None:
+            return
+        self._next_update = now + SECONDS_BETWEEN_MEASURES
         memory = meter.memory
         text = (
             f"{seconds:.1f}/{self.duration:.1f} s  {self.speed:.1f}x real time  cache {memory.mlx_cache:.0f} MiB  "

@@ -23,7 +23,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from helpers import latency  # noqa: E402
+from helpers import latency
 
 SHAPES = ((30, 256), (30, 1024), (300, 256))
 
@@ -62,14 +62,15 @@ def report(rows: list[dict], command: str, title: str) -> dict:
     return {
         "title": title,
         "machine": f"{platform.machine()} under {platform.system()}",
-        "versions": {name: version(package) for name, package in packages.items()} | {"Python": platform.python_version()},
+        "versions": {name: version(package) for name, package in packages.items()}
+        | {"Python": platform.python_version()},
         "date": datetime.date.today().isoformat(),
         "command": command,
         "form": "graph",
         "state": "from the start",
         "input": "host",
         "spread": "One run",
-        "columns": [{"head": name, "key": key} for name, key in zip(head, keys)],
+        "columns": [{"head": name, "key": key} for name, key in zip(head, keys, strict=True)],
         "rows": [{key: value for key, value in row.items() if key not in ("histogram", "edges")} for row in rows],
     }
 
@@ -83,7 +84,7 @@ def plot(rows: list[dict], path: str) -> None:
 
     shapes = list(dict.fromkeys(row["shape"] for row in rows))
     figure, axes = plt.subplots(1, len(shapes), figsize=(4 * len(shapes), 3.2), sharey=True, squeeze=False)
-    for axis, shape in zip(axes[0], shapes):
+    for axis, shape in zip(axes[0], shapes, strict=True):
         for row in (row for row in rows if row["shape"] == shape):
             counts = np.array(row["histogram"])
             longer = 1.0 - np.cumsum(counts) / max(counts.sum(), 1)
@@ -121,7 +122,9 @@ def main() -> int:
             figures = "  ".join(f"{key} {row.get(key)}" for key in ("p50", "p99", "p999", "lost", "late"))
             print(f"{row['shape']:>10}  {way:12}  {figures}  {row['times_real_time']}x", flush=True)
     if options.json:
-        made = report(rows, " ".join(["python", "tests/benchmarks/latency_graph.py", *sys.argv[1:]]), "Latency of a graph")
+        made = report(
+            rows, " ".join(["python", "tests/benchmarks/latency_graph.py", *sys.argv[1:]]), "Latency of a graph"
+        )
         Path(options.json).write_text(json.dumps(made, indent=2, ensure_ascii=False) + "\n")
     if options.plot:
         plot(rows, options.plot)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import itertools
 import multiprocessing
 import threading
 import time
@@ -24,7 +25,6 @@ from ezmsg.sigproc.affinetransform import CommonRereference, CommonRereferenceSe
 from ezmsg.sigproc.binned_aggregate import BinnedAggregate, BinnedAggregateSettings, BinnedAggregateTransformer
 from ezmsg.sigproc.math.log import Log, LogSettings, LogTransformer
 from ezmsg.util.messages.axisarray import AxisArray
-from ezmsg.util.messages.util import replace
 
 import ezmsg.mlx as mlx
 
@@ -193,7 +193,7 @@ class Stages(ez.Collection):
         stages = self.stages
         return (
             (self.INPUT_SIGNAL, stages[0].INPUT_SIGNAL),
-            *((a.OUTPUT_SIGNAL, b.INPUT_SIGNAL) for a, b in zip(stages, stages[1:])),
+            *((a.OUTPUT_SIGNAL, b.INPUT_SIGNAL) for a, b in itertools.pairwise(stages)),
             (stages[-1].OUTPUT_SIGNAL, self.OUTPUT_SIGNAL),
         )
 
@@ -254,7 +254,7 @@ def measure(case: Case) -> Measured:
         auto_start=True,
     )
     rows = [row for row in sink.rows if row[0] > 0.0]
-    due, arrived = (np.array(column) for column in list(zip(*rows))[:2]) if rows else (np.zeros(0), np.zeros(0))
+    due, arrived = (np.array([row[i] for row in rows]) for i in range(2))
     n_expected = len(case.lengths)
     seconds = float(arrived[-1] - arrived[0]) if len(arrived) > 1 else float("nan")
     streamed = case.seconds - case.lengths[0] / RATE

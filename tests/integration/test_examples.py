@@ -114,7 +114,7 @@ def test_the_summary_tells_the_stream_and_the_limit_in_force(runs, script):
     lengths = list(message_lengths(STREAM))
     assert re.search(r"^stream +1\.50 s$", out, re.MULTILINE)
     assert f"messages   {len(lengths)}, of {len(set(lengths))} different lengths" in out
-    node = {"ewma_chain_offline": "AsArrayTransformer", "ewma_chain_graph": "CHAIN/TO_MLX"}[script]
+    node = {"ewma_chain_offline": "AsArrayTransformer", "ewma_chain_graph": "CHAIN/STAGES/AsArray"}[script]
     assert re.search(rf"^limit +512 MiB, asked for by {node}", out, re.MULTILINE)
 
 

@@ -104,8 +104,10 @@ def _fused(passed: Sequence[Passed], lengths: tuple[int, ...] | None) -> FusedRu
         "result": passed[n_taken - 1].output,
     }
     if default_path() == "cpu":
+        from .fusions.loops import compile_ahead
         from .hostrun import HostRun
 
+        compile_ahead()
         return HostRun(**parts)
     from .compiledrun import CompiledRun
 

@@ -11,6 +11,8 @@ from ezmsg.baseproc import BaseTransformerUnit, CompositeProcessor, SettingsType
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
+from ..asarray import AsArrayTransformer
+from ..cache import withdraw_cache_limit
 from ..stream import steps
 from ..stream.steps import Output, Step, steps_of
 from .runner import Runner
@@ -223,6 +225,20 @@ class Chain(BaseTransformerUnit[ChainSettings, AxisArray, Output, ChainTransform
     SETTINGS = ChainSettings  # type: ignore[assignment]
 
     INPUT_STAGE_SETTINGS = ez.InputStream(StageSettings)
+
+    def create_processor(self) -> None:
+        super().create_processor()
+        for name, stage in self._conversions():
+            stage.node_name = f"{self.address}/{name}"
+
+    async def shutdown(self) -> None:
+        # As AsArray's own unit: what was asked for must not outlive the graph.
+        for _, stage in self._conversions():
+            withdraw_cache_limit(stage)
+
+    def _conversions(self) -> list[tuple[str, AsArrayTransformer]]:
+        stages = self.processor.stages if hasattr(self, "processor") else {}
+        return [(name, stage) for name, stage in stages.items() if isinstance(stage, AsArrayTransformer)]
 
     @ez.subscriber(BaseTransformerUnit.INPUT_SIGNAL)
     @ez.publisher(BaseTransformerUnit.OUTPUT_SIGNAL)

@@ -6,18 +6,27 @@ waits for its own last addition.
 
 from __future__ import annotations
 
+import functools
 import math
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
-compiled = numba.njit(cache=True, error_model="numpy", nogil=True)
+from ...kernels.cpu.compiled import compiled
 
 _ROWS = 8
 
 
-@compiled
+@functools.cache
+def compile_ahead() -> None:
+    """Compile all loops for the data that fused stages have. Once on a machine; loaded in each process."""
+    x = np.ones((_ROWS + 1, 2), np.float32)
+    subtract_row_means(x, np.float32(0.5))
+    bin_means(x, np.array([1, 2]), np.empty((2, 2), np.float32))
+    logarithm(x.reshape(-1), np.float32(1.0), np.float32(1.0))
+
+
+@compiled()
 def subtract_row_means(x: npt.NDArray[np.float32], share: np.float32) -> None:
     """Subtract from each row of *x* its sum times *share*, in place."""
     n_rows, n_columns = x.shape
@@ -49,7 +58,7 @@ def subtract_row_means(x: npt.NDArray[np.float32], share: np.float32) -> None:
             x[i, j] -= mean
 
 
-@compiled
+@compiled()
 def bin_means(x: npt.NDArray[np.float32], ends: npt.NDArray[np.int64], y: npt.NDArray[np.float32]) -> None:
     """The mean over the rows of *x* up to each of *ends*, from the one before, into the rows of *y*."""
     start = 0
@@ -65,7 +74,7 @@ def bin_means(x: npt.NDArray[np.float32], ends: npt.NDArray[np.int64], y: npt.ND
         start = ends[k]
 
 
-@compiled
+@compiled()
 def logarithm(x: npt.NDArray[np.float32], least: np.float32, divisor: np.float32) -> None:
     """``log(max(x, least)) / divisor``, in place; NaN stays, and *least* of minus infinity changes nothing."""
     for i in range(x.size):

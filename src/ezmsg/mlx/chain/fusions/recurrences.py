@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,9 @@ if TYPE_CHECKING:
 def _run(recurrence: str, x: Array, coefficients: object, zi: Array, axis: int, sizes: tuple[int, ...]) -> tuple:
     """The kernel of *recurrence*, for arrays of either library."""
     if recurrence == "ewma" and isinstance(x, np.ndarray):
-        return _average_on_host(x, coefficients, zi, axis)
+        from .hostkernels import average
+
+        return average(x, coefficients, zi, axis)
     run = kernel(recurrence, default_path()).run
     if not isinstance(x, np.ndarray):
         return run(x, coefficients, zi, axis, sizes)
@@ -31,17 +32,6 @@ def _run(recurrence: str, x: Array, coefficients: object, zi: Array, axis: int, 
     # Copies, which MLX's CPU device gives at once: nothing waits for an evaluation.
     y, zf = run(mx.array(x), coefficients, mx.array(zi), axis, sizes)
     return np.asarray(y), np.asarray(zf)
-
-
-def _average_on_host(x: np.ndarray, alpha: float, zi: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
-    from ...kernels.cpu.ewma import _ewma
-
-    n_before, n_after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
-    y, zf = np.empty_like(x), np.empty_like(zi)
-    flat = (array.reshape(n_before, array.shape[axis], n_after) for array in (x, y))
-    states = (array.reshape(n_before, array.shape[axis], n_after) for array in (zi, zf))
-    _ewma(*flat, None, *states, alpha)
-    return y, zf
 
 
 class FusedAverage(FusedStage[EWMATransformer]):
