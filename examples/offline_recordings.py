@@ -15,12 +15,14 @@ is installed on the workers, and they see the same folders.
 
 import argparse
 import contextlib
+import functools
 import getpass
 import logging
 import os
 import sys
 import tempfile
 import time
+import typing
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,11 +34,14 @@ from support.offline_features import Job, Outcome
 
 import ezmsg.core as ez
 import rich
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from ezmsg.mlx import SimulatedAcquisitionSettings
 from ezmsg.mlx.offline.extra import import_extra
+
+if typing.TYPE_CHECKING:
+    from distributed import Client
 
 RETRIES = 2
 """How often a recording is tried again after an error. Death of a worker is counted apart, by Dask: three times."""
@@ -103,14 +108,18 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
     ]
 
 
-Report = Callable[[str, float], None]
-"""Gets a recording and the seconds of it that are done."""
+Report = Callable[[str, float, float], None]
+"""Gets a recording, the seconds of it that are done, and those that it has."""
+
+
+class SchedulerGone(Exception):
+    """The scheduler of the cluster does not answer any more."""
 
 
 def run_here(jobs: list[Job], report: Report) -> Iterator[tuple[Job, Outcome | Exception]]:
     for job in jobs:
         try:
-            yield job, offline_features.extract_features(job, lambda seconds, job=job: report(job.recording, seconds))
+            yield job, offline_features.extract_features(job, functools.partial(report, job.recording))
         except Exception as error:
             # One bad recording is no reason to leave the others.
             yield job, error
@@ -134,9 +143,13 @@ def run_on_cluster(
     with contextlib.ExitStack() as stack:
         if options.scheduler:
             try:
-                client = stack.enter_context(Client(options.scheduler))
+                client = Client(options.scheduler)
             except (OSError, ValueError) as error:
                 sys.exit(f"--scheduler {options.scheduler}: there is no Dask scheduler that answers ({error})")
+            stack.callback(_close, client)
+            # What it has to say if the scheduler goes away is said below, in one line.
+            for name in ("client", "core", "comm", "utils", "batched"):
+                logging.getLogger(f"distributed.{name}").setLevel(logging.CRITICAL)
             client.upload_file(_package_of_the_worker())
         else:
             # By default Dask has the workers hand freed memory back at once, to take it anew for each message; they
@@ -157,14 +170,25 @@ def run_on_cluster(
                     )
                 )
             client = stack.enter_context(Client(cluster))
-        client.subscribe_topic(offline_features.TOPIC, lambda event: report(event[1]["recording"], event[1]["seconds"]))
+
+        def report_event(event: tuple[float, dict]) -> None:
+            report(event[1]["recording"], event[1]["seconds"], event[1]["total"])
+
+        client.subscribe_topic(offline_features.TOPIC, report_event)
         futures = {
             client.submit(offline_features.extract_features_on_worker, job, pure=False, retries=RETRIES): job
             for job in jobs
         }
         for future in as_completed(futures):
+            if future.status in ("cancelled", "lost"):
+                raise SchedulerGone
             error = future.exception()
             yield futures[future], error if error is not None else future.result()
+
+
+def _close(client: "Client") -> None:
+    with contextlib.suppress(Exception):  # it is to go, whether its scheduler answers or not
+        client.close(timeout=2)
 
 
 class View:
@@ -174,12 +198,14 @@ class View:
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            MofNCompleteColumn(),
+            TextColumn("{task.fields[finished]}/{task.total:.0f}"),
             TimeRemainingColumn(),
             disable=not sys.stdout.isatty(),
         )
-        self._task = self._bar.add_task("recordings", total=len(jobs))
+        self._task = self._bar.add_task("recordings", total=len(jobs), finished=0)
         self._seconds: dict[str, float] = {}
+        self._shares: dict[str, float] = {}
+        """How much of each recording is done."""
         self.outcomes: list[Outcome] = []
         self.errors: list[tuple[Job, Exception]] = []
         self._jobs = jobs
@@ -197,11 +223,16 @@ class View:
         self._interrupts.__exit__()
         self._bar.stop()
 
-    def report(self, recording: str, seconds: float) -> None:
+    def report(self, recording: str, seconds: float, total: float) -> None:
         self._interrupts.check()
         self._seconds[recording] = seconds
+        self._shares[recording] = seconds / total
         speed = sum(self._seconds.values()) / (time.monotonic() - self._begin)
-        self._bar.update(self._task, description=f"recordings ({speed:.0f}x real time)")
+        self._bar.update(
+            self._task,
+            description=f"recordings ({speed:.0f}x real time)",
+            completed=sum(self._shares.values()),
+        )
 
     def finished(self, job: Job, result: Outcome | Exception) -> None:
         self._told.add(job)
@@ -212,11 +243,21 @@ class View:
         else:
             self.outcomes.append(result)
             self._bar.console.print(f"{name}: {_what_was_done(result)}", markup=False)
-        self._bar.advance(self._task)
+        self._shares[job.recording] = 1.0
+        self._bar.update(self._task, completed=sum(self._shares.values()), finished=len(self._told))
 
     def untold(self) -> set[Job]:
         """Whose results have come to their final names without a word: while Ctrl-C ended everything."""
         return _finished(self._jobs) - self._there_before - self._told
+
+    def what_is_left(self) -> str:
+        """What the same command would do, once everything has ended."""
+        finished = _finished(self._jobs)
+        begun = {job for job in self._jobs if Path(job.results + ".partial", "checkpoint").exists()} - finished
+        return (
+            f"the same command leaves {len(finished)} finished recordings alone, goes on with {len(begun)} at their "
+            f"last checkpoints, and begins {len(self._jobs) - len(finished) - len(begun)} at the start"
+        )
 
 
 def _finished(jobs: list[Job]) -> set[Job]:
@@ -256,7 +297,7 @@ def print_summary(view: View, output: Path, wall: float) -> None:
 
 def main() -> int:
     options = parse_options()
-    interrupted = False
+    stopped = ""
     view = None
     begin = time.monotonic()
     try:
@@ -275,12 +316,16 @@ def main() -> int:
                 for job, result in results:
                     view.finished(job, result)
     except KeyboardInterrupt:
-        interrupted = True
-        print("interrupted; the same command goes on from here")
+        stopped = "interrupted"
+    except SchedulerGone:
+        stopped = f"--scheduler {options.scheduler}: it does not answer any more"
+    # After everything has ended, since what is at the final names counts.
+    if stopped:
+        left = view.what_is_left() if view else "the same command writes the recordings that are not there yet"
+        print(f"{stopped}; {left}")
     if view is not None:
-        # After everything has ended, since what is at the final names counts.
         print_summary(view, options.output, time.monotonic() - begin)
-    return 130 if interrupted else 1 if view.errors else 0
+    return 130 if stopped == "interrupted" else 1 if stopped or view.errors else 0
 
 
 if __name__ == "__main__":

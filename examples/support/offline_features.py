@@ -79,8 +79,8 @@ def make_chain(limit_mb: float | None) -> list[BaseTransformer]:
     ]
 
 
-def extract_features(job: Job, report: Callable[[float], None]) -> Outcome:
-    """Process a recording, unless its results are there; *report* gets the seconds of it that are done."""
+def extract_features(job: Job, report: Callable[[float, float], None]) -> Outcome:
+    """Process a recording, unless its results are there; *report* gets the seconds that are done, and those of all."""
     begin = time.monotonic()
     apply_cache_limit(WORKER, job.limit_mb)
     source = NWBSource(job.recording, job.series, chunk_mb=job.chunk_mb)
@@ -91,7 +91,7 @@ def extract_features(job: Job, report: Callable[[float], None]) -> Outcome:
         lambda: make_chain(job.limit_mb),
         sink,
         checkpoint_seconds=job.checkpoint_seconds,
-        progress=lambda n, _: report(n / source.sampling_rate),
+        progress=lambda done, total: report(done / source.sampling_rate, total / source.sampling_rate),
     )
     return Outcome(
         job=job,
@@ -114,13 +114,13 @@ def extract_features_on_worker(job: Job) -> Outcome:
     worker = get_worker()
     last = -math.inf
 
-    def report(seconds: float) -> None:
+    def report(seconds: float, total: float) -> None:
         nonlocal last
         # Once a second: each event is work for the one scheduler that all workers share.
         if time.monotonic() < last + 1.0:
             return
         last = time.monotonic()
-        worker.log_event(TOPIC, {"recording": job.recording, "seconds": seconds, "pid": os.getpid()})
+        worker.log_event(TOPIC, {"recording": job.recording, "seconds": seconds, "total": total})
 
     return extract_features(job, report)
 

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import io
+import json
 import os
 import pathlib
 import queue
@@ -10,10 +11,11 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 from support import offline_features
-from support.offline_features import Job
+from support.offline_features import Job, Outcome
 
 import ezmsg.core as ez
 import numpy as np
@@ -135,12 +137,14 @@ def test_one_process_writes_features_and_says_how_it_went(alone):
 def test_a_cluster_gives_the_same_features_and_each_worker_has_its_limit(alone, cluster, client, tmp_path):
     folder, _ = alone
     options = argparse.Namespace(scheduler=cluster.scheduler_address, workers=None)
-    reported: dict[str, float] = {}
+    reported: dict[str, tuple[float, float]] = {}
     todo = jobs(folder / "recordings", tmp_path)
-    results = dict(offline_recordings.run_on_cluster(todo, options, reported.__setitem__))
+    results = dict(
+        offline_recordings.run_on_cluster(todo, options, lambda name, *seconds: reported.update({name: seconds}))
+    )
     assert [results[job].seconds_done for job in todo] == [4.0] * 3
     assert {outcome.pid for outcome in results.values()} <= set(client.run(os.getpid).values())
-    assert reported == {job.recording: 4.0 for job in todo}
+    assert reported == {job.recording: (4.0, 4.0) for job in todo}
     assert_same_features(tmp_path, folder)
 
     # Both workers, however the recordings were shared out: a worker applies its limit with its first recording.
@@ -172,7 +176,7 @@ def test_a_worker_killed_in_the_middle_costs_a_retry_of_its_recording(alone, cli
 
         import distributed
 
-        def report(seconds):
+        def report(seconds, total):
             if seconds >= 2.0 and not os.path.exists(marker):
                 open(marker, "w").close()
                 distributed.get_worker().log_event("stuck", os.getpid())
@@ -208,7 +212,15 @@ def test_ctrl_c_leaves_what_to_go_on_with_and_no_process(alone, tmp_path):
     os.killpg(script.process.pid, signal.SIGINT)  # as a terminal does
     code, out, err = script.finish()
     assert (code, err) == (130, "")
-    assert "interrupted; the same command goes on from here" in out
+    told = re.search(
+        r"^interrupted; the same command leaves (\d) finished .* alone, goes on with (\d) .*, and begins (\d) at",
+        out,
+        re.M,
+    )
+    left = [path.name for path in tmp_path.iterdir()]
+    n_finished = sum(name.endswith(".zarr") for name in left)
+    n_begun = sum((tmp_path / name / "checkpoint").exists() for name in left)
+    assert [int(number) for number in told.groups()] == [n_finished, n_begun, 3 - n_finished - n_begun]
     _, alive = psutil.wait_procs(script.others(), timeout=10.0)
     assert alive == []
     left = sorted(path.name for path in tmp_path.iterdir())
@@ -216,7 +228,7 @@ def test_ctrl_c_leaves_what_to_go_on_with_and_no_process(alone, tmp_path):
     assert any(name.endswith(".zarr") for name in left)
 
     todo = jobs(folder / "recordings", tmp_path)
-    results = dict(offline_recordings.run_here(todo, lambda recording, seconds: None))
+    results = dict(offline_recordings.run_here(todo, lambda *_: None))
     assert 0.0 in {outcome.seconds_done for outcome in results.values()}
     assert_same_features(tmp_path, folder)
 
@@ -247,9 +259,9 @@ def test_a_bad_recording_is_told_and_the_others_are_done(alone, tmp_path):
     (tmp_path / "bad.nwb").write_bytes(good.read_bytes()[:1000])
     out: list[object] = []
     todo = jobs(tmp_path, tmp_path / "out")
-    for job, result in offline_recordings.run_here(todo, lambda recording, seconds: out.append((recording, seconds))):
+    for job, result in offline_recordings.run_here(todo, lambda *told: out.append(told)):
         assert isinstance(result, Exception) == (pathlib.Path(job.recording).name == "bad.nwb")
-    assert out == [(str(tmp_path / "good.nwb"), 4.0)]
+    assert out == [(str(tmp_path / "good.nwb"), 4.0, 4.0)]
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["good.zarr"]
 
 
@@ -257,6 +269,45 @@ def test_a_scheduler_that_is_not_there_is_told_in_one_line():
     options = argparse.Namespace(scheduler="nowhere://1", workers=None)
     with pytest.raises(SystemExit, match="^--scheduler nowhere://1: there is no Dask scheduler that answers"):
         list(offline_recordings.run_on_cluster([], options, lambda *_: None))
+
+
+def test_a_scheduler_that_goes_away_ends_in_a_summary(alone, tmp_path):
+    folder, _ = alone
+    file = tmp_path / "scheduler.json"
+    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
+    scheduler = subprocess.Popen([*command, "--no-dashboard", "--scheduler-file", str(file)], stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + TIME_LIMIT
+        while not file.exists():
+            assert scheduler.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        address = json.loads(file.read_text())["address"]
+        script = Script("--recordings", folder / "recordings", "--output", tmp_path / "out", "--scheduler", address)
+        with distributed.Client(address) as client:
+            # There are no workers, so the tasks stay.
+            while client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)) < 3:
+                assert script.process.poll() is None and time.monotonic() < deadline
+                time.sleep(0.05)
+    finally:
+        scheduler.kill()
+        scheduler.wait()
+    code, out, err = script.finish()
+    assert (code, err) == (1, "")
+    gone = f"--scheduler {address}: it does not answer any more; the same command leaves 0 finished recordings alone"
+    assert gone in out
+    assert out.splitlines()[-1].startswith("0 recordings of 0.0 s")
+
+
+def test_the_bar_moves_with_the_recordings_not_only_when_they_are_finished(tmp_path):
+    some = [Job(str(tmp_path / f"{number}.nwb"), str(tmp_path / f"{number}.zarr")) for number in range(4)]
+    with offline_recordings.View(some) as view:
+        (task,) = view._bar.tasks
+        view.report(some[0].recording, 5.0, 10.0)
+        view.report(some[1].recording, 2.0, 8.0)
+        assert (task.completed, task.total) == (0.75, 4)
+        outcome = Outcome(some[0], 10.0, 10.0, 1.0, 1, 1.0, None)
+        view.finished(some[0], outcome)
+        assert task.completed == 1.25 and task.fields["finished"] == 1
 
 
 def test_help_shows_the_options(monkeypatch, capsys):
