@@ -155,14 +155,19 @@ MUTANTS = [
     Mutant("sosfilt", "zf[place + 3 * n_channels] = z1.low", "zf[place + 3 * n_channels] = 0.0f"),
     Mutant("sosfilt", "zf[place + 2 * n_channels] = z0.low", "zf[place + 2 * n_channels] = 0.0f"),
     # Scores.
-    Mutant("zscore", _BARRIER, ""),
-    Mutant("zscore", "turn = 1 - turn;\n", ""),
+    Mutant("zscore", _BARRIER, "", 0),
+    Mutant("zscore", _BARRIER, "", 1),
+    Mutant("zscore", "uint i = block * BLOCK;", "uint i = 0;"),
+    Mutant("zscore", " || strip == n_strips - 1", ""),
+    Mutant("zscore", "if (i == block) {", "if (i == block + 1) {"),
     Mutant("zscore", "moved(b.mean, -rest * delta)", "moved(b.mean, rest * delta)"),
     Mutant("zscore", "if (share <= 0.5f) {", "if (true) {"),
     Mutant("zscore", "(delta * (share * rest))", "(delta * share)"),
-    Mutant("zscore", "table[DECAYS + n_here] * until", "until"),
+    Mutant("zscore", "float weight_left = decay * weight_a", "float weight_left = weight_a"),
     Mutant("zscore", "if (n_here > 0) {", "if (true) {"),
-    Mutant("zscore", "uint place = turn * 2 * THREADS", "uint place = turn * THREADS"),
+    Mutant("zscore", "if (n_here > 0) {", "if (true) {", 1),
+    Mutant("zscore", "block_variances[place + BLOCKS] =", "block_variances[place] ="),
+    Mutant("zscore", "= n_before + n_taken;", "= n_taken;"),
     Mutant("zscore", " && before.variance.high > least * least", ""),
     Mutant("zscore", "until = now;\n", ""),
     Mutant("zscore", "lack * table[GAINS + n_until]", "lack * table[GAINS + n_before]"),
@@ -171,6 +176,8 @@ MUTANTS = [
     Mutant(
         "zscore", "moved(a.variance, fma(share, from(a.variance, b.variance), spread))", "moved(a.variance, spread)"
     ),
-    Mutant("zscore", "n_before = n_until;\n", ""),
+    Mutant("zscore", "n_of_stream = n_until;\n", ""),
+    Mutant("zscore", "k = n_of_stream + n_before", "k = n_of_stream"),
+    Mutant("zscore", "before = of_stream;\n", ""),
     Mutant("zscore", "- before.mean.low", "+ before.mean.low"),
 ]

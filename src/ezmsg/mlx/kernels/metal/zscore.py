@@ -9,13 +9,13 @@ import numpy as np
 
 from ...scan import chunked_scan
 from ..layout import buffer_length, time_back, time_first
-from .kernel import SAMPLES, THREADS, TILE, Launch, launch_of, metal_kernel, threadgroups
+from .kernel import SAMPLES, SIMDGROUP, THREADS, TILE, Launch, launch_of, metal_kernel, threadgroups
 from .tables import decays_and_gains
 
 DECAYS = 2
-"""Where the table has what is left of a weight after 0 to :data:`SAMPLES` samples."""
+"""Where the table has what is left of a weight after 0 to :data:`TILE` samples."""
 
-SHARES = DECAYS + SAMPLES + 1
+SHARES = DECAYS + TILE + 1
 """Where it has the share of sample 1 to :data:`SAMPLES` of a strip in the weight of the strip so far."""
 
 RESTS = SHARES + SAMPLES
@@ -23,6 +23,12 @@ RESTS = SHARES + SAMPLES
 
 GAINS = RESTS + SAMPLES
 """Where it has what a weight has gained of what it lacked, after 0 to :data:`TILE` samples."""
+
+BLOCK = 6
+"""Strips that are linked before their blocks are: about the square root of the most of them."""
+
+BLOCKS = THREADS // BLOCK + SIMDGROUP
+"""Room for the blocks of a threadgroup, the last of which may be shorter."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -32,14 +38,13 @@ def _table(alpha: float) -> mx.array:
     decays, gains = decays_and_gains(alpha, TILE)
     shares = alpha / gains[1 : SAMPLES + 1]
     rests = beta * gains[:SAMPLES] / gains[1 : SAMPLES + 1]
-    return mx.array(np.concatenate([[alpha, beta], decays[: SAMPLES + 1], shares, rests, gains]).astype(np.float32))
+    return mx.array(np.concatenate([[alpha, beta], decays, shares, rests, gains]).astype(np.float32))
 
 
 @functools.lru_cache(maxsize=256)
 def _launch(alpha: float, n_samples: int, n_channels: int) -> Launch:
-    kernel = metal_kernel(
-        "zscore", SAMPLES=SAMPLES, THREADS=THREADS, DECAYS=DECAYS, SHARES=SHARES, RESTS=RESTS, GAINS=GAINS
-    )
+    places = {"DECAYS": DECAYS, "SHARES": SHARES, "RESTS": RESTS, "GAINS": GAINS}
+    kernel = metal_kernel("zscore", SAMPLES=SAMPLES, THREADS=THREADS, BLOCK=BLOCK, BLOCKS=BLOCKS, **places)
     shapes = [(buffer_length(n_samples), n_channels), (6, n_channels)]
     return launch_of(kernel, _table(alpha), shapes, threadgroups(n_samples, n_channels))
 

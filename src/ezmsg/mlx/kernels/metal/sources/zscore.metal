@@ -32,6 +32,13 @@ inline Statistics linked(Statistics a, Statistics b, float share, float rest) {
   return {moved(b.mean, -rest * delta), moved(b.variance, fma(rest, from(b.variance, a.variance), spread))};
 }
 
+// The same by the weights: that of a has decayed by the time of b.
+inline Statistics linked(Statistics a, Statistics b, float weight_a, float weight_b, float decay) {
+  float weight_left = decay * weight_a;
+  float one_over = 1.0f / (weight_left + weight_b);
+  return linked(a, b, weight_b * one_over, weight_left * one_over);
+}
+
 }  // namespace ezmsg_mlx
 
 KERNEL {
@@ -41,16 +48,21 @@ KERNEL {
   float alpha = table[0];
   float beta = table[1];
 
-  // Of two tiles in turn, so that one may still be read while the next is written.
-  threadgroup float all_means[4 * THREADS];
-  threadgroup float all_variances[4 * THREADS];
-  threadgroup uint all_taken[2 * THREADS];
+  // Of strips, and of blocks of BLOCK strips: to link one strip after the other would take three times as long.
+  threadgroup float all_means[2 * THREADS];
+  threadgroup float all_variances[2 * THREADS];
+  threadgroup uint all_taken[THREADS];
+  threadgroup float block_means[2 * BLOCKS];
+  threadgroup float block_variances[2 * BLOCKS];
+  threadgroup uint block_taken[BLOCKS];
+  uint block = strip / BLOCK;
+  uint n_blocks = (n_strips + BLOCK - 1) / BLOCK;
+  bool is_last_of_block = strip % BLOCK == BLOCK - 1 || strip == n_strips - 1;
 
   Statistics statistics = {
       {zi[channel], zi[n_channels + channel]}, {zi[2 * n_channels + channel], zi[3 * n_channels + channel]}};
   Pair weight = {zi[4 * n_channels + channel], zi[5 * n_channels + channel]};
 
-  uint turn = 0;
   for (uint start = 0; start < n; start += n_strips * SAMPLES) {
     uint first = start + strip * SAMPLES;
     uint inside = first < n ? min(n - first, SAMPLES) : 0u;
@@ -69,39 +81,69 @@ KERNEL {
         ++n_taken;
       }
     }
-    uint place = turn * 2 * THREADS + own;
-    all_means[place] = alone.mean.high;
-    all_means[place + THREADS] = alone.mean.low;
-    all_variances[place] = alone.variance.high;
-    all_variances[place + THREADS] = alone.variance.low;
-    all_taken[turn * THREADS + own] = n_taken;
+    all_means[own] = alone.mean.high;
+    all_means[own + THREADS] = alone.mean.low;
+    all_variances[own] = alone.variance.high;
+    all_variances[own + THREADS] = alone.variance.low;
+    all_taken[own] = n_taken;
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    // Before this strip and after all.
-    float lack = (1.0f - weight.high) - weight.low;
-    Statistics before = statistics;
+    // The strips before this one in its block alone, and with this one all of the block.
+    Statistics before = {{0.0f, 0.0f}, {0.0f, 0.0f}};
     uint n_before = 0;
-    uint n_until = 0;
-    for (uint i = 0; i < n_strips; ++i) {
-      if (i == strip) {
-        before = statistics;
-        n_before = n_until;
-      }
-      uint n_here = all_taken[turn * THREADS + i * lanes + lane];
+    for (uint i = block * BLOCK; i < strip; ++i) {
+      uint other = i * lanes + lane;
+      uint n_here = all_taken[other];
       if (n_here > 0) {
-        float until = weight.high + fma(lack, table[GAINS + n_until], weight.low);
-        n_until += n_here;
-        float one_over = 1.0f / (weight.high + fma(lack, table[GAINS + n_until], weight.low));
-        uint other = turn * 2 * THREADS + i * lanes + lane;
         Statistics here = {
             {all_means[other], all_means[other + THREADS]}, {all_variances[other], all_variances[other + THREADS]}};
-        statistics =
-            linked(statistics, here, table[GAINS + n_here] * one_over, table[DECAYS + n_here] * until * one_over);
+        before = linked(before, here, table[GAINS + n_before], table[GAINS + n_here], table[DECAYS + n_here]);
+        n_before += n_here;
       }
     }
+    if (is_last_of_block) {
+      uint place = block * lanes + lane;
+      Statistics total = before;
+      if (n_taken > 0) {
+        total = linked(before, alone, table[GAINS + n_before], table[GAINS + n_taken], table[DECAYS + n_taken]);
+      }
+      block_means[place] = total.mean.high;
+      block_means[place + BLOCKS] = total.mean.low;
+      block_variances[place] = total.variance.high;
+      block_variances[place + BLOCKS] = total.variance.low;
+      block_taken[place] = n_before + n_taken;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    uint k = n_before;
-    float until = weight.high + fma(lack, table[GAINS + k], weight.low);
+    // Before this block, and after all.
+    float lack = (1.0f - weight.high) - weight.low;
+    Statistics of_stream = statistics;
+    uint n_of_stream = 0;
+    uint n_until = 0;
+    for (uint i = 0; i < n_blocks; ++i) {
+      if (i == block) {
+        of_stream = statistics;
+        n_of_stream = n_until;
+      }
+      uint other = i * lanes + lane;
+      uint n_here = block_taken[other];
+      if (n_here > 0) {
+        float until = weight.high + fma(lack, table[GAINS + n_until], weight.low);
+        Statistics here = {{block_means[other], block_means[other + BLOCKS]},
+            {block_variances[other], block_variances[other + BLOCKS]}};
+        statistics = linked(statistics, here, until, table[GAINS + n_here], table[DECAYS + n_here]);
+        n_until += n_here;
+      }
+    }
+    float until = weight.high + fma(lack, table[GAINS + n_of_stream], weight.low);
+    if (n_before > 0) {
+      before = linked(of_stream, before, until, table[GAINS + n_before], table[DECAYS + n_before]);
+    } else {
+      before = of_stream;
+    }
+
+    uint k = n_of_stream + n_before;
+    until = weight.high + fma(lack, table[GAINS + k], weight.low);
 #pragma clang loop unroll(full)
     for (uint i = 0; i < SAMPLES; ++i) {
       float result = values[i];
@@ -122,7 +164,6 @@ KERNEL {
     }
 
     weight = moved(weight, lack * table[GAINS + n_until]);
-    turn = 1 - turn;
   }
 
   if (strip == 0 && is_active) {
