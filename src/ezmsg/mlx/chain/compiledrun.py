@@ -86,10 +86,14 @@ class CompiledRun(FusedRun):
                     f"compiled for more than {MOST_FUNCTIONS} shapes."
                 )
                 continue
+            try:
+                new = {key: self._compiled(steps) for key, steps in ahead.items() if key not in self._functions}
+            except Exception:
+                # A backend may lack what the stages do well one by one.
+                ez.logger.exception(f"Messages of {n_samples} samples could not be compiled and run stage by stage.")
+                continue
+            self._functions |= new
             self._lengths.add(n_samples)
-            for key, steps in ahead.items():
-                if key not in self._functions:
-                    self._functions[key] = self._compiled(steps)
         note_compiled(self, self._lengths)
         if n_new := len(self._functions) - n_before:
             seconds = time.perf_counter() - started_at

@@ -120,12 +120,12 @@ class FusedBins(FusedStage[BinnedAggregateTransformer]):
         if is_aligned:
             work = x
         elif not ends:
-            return x[:0], (mx.slice_update(room, x, n_open, [0]), n_open + n_samples)
+            return x[:0], (_placed(x, room, n_open), n_open + n_samples)
         else:
             last = ends[-1]
             n_rows = max(self._room + n_samples, last + self._room)
             work = mx.concatenate([room, mx.zeros((n_rows - self._room, *self._others))])
-            work = mx.slice_update(work, x, n_open, [0])
+            work = _placed(x, work, n_open)
             arrays = work[last : last + self._room], n_open + (n_samples - last)
         results = [self._reduced(work, ends, operation, mx) for operation in self._operations]
         return (mx.stack(results, axis=-1) if self._is_multiple else results[0]), arrays
@@ -136,6 +136,19 @@ class FusedBins(FusedStage[BinnedAggregateTransformer]):
         if all(end - start == length for start, end in bins):
             return reduce(work[: ends[-1]].reshape(len(ends), length, *self._others), axis=1)
         return xp.stack([reduce(work[start:end], axis=0) for start, end in bins], axis=0)
+
+
+def _placed(x: mx.array, room: mx.array, first: mx.array) -> mx.array:
+    """*room* with the rows of *x* from row *first* on.
+
+    By a choice of rows and not by ``mx.slice_update``: in MLX up to 0.32 a start that is on the device can lose a fence
+    on Metal.
+    """
+    import mlx.core as mx
+
+    row = mx.arange(room.shape[0], dtype=mx.int32) - first
+    is_new = ((row >= 0) & (row < x.shape[0])).reshape(-1, *(1,) * (x.ndim - 1))
+    return mx.where(is_new, mx.take(x, mx.clip(row, 0, x.shape[0] - 1), axis=0), room)
 
 
 @fusion_of(BinnedAggregateTransformer)
