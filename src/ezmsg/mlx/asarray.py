@@ -11,7 +11,7 @@ from ezmsg.sigproc.asarray import ArrayBackend as ArrayBackend
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
-from .cache import apply_cache_limit, check_cache_limit, withdraw_cache_limit
+from .cache import apply_cache_limit, check_cache_limit, follow_cache_limit, withdraw_cache_limit
 from .memory.shapes import ShapeCounts, count_shapes
 from .stream.checks import check_message
 from .stream.convert import (
@@ -39,18 +39,20 @@ class AsArraySettings(sigproc.AsArraySettings):
     the target has it: float64 becomes float32 in MLX. Integers that do not hold all values of the source (int16 of
     float32, say) make others of those that do not fit, NaN among them; the log tells it once."""
 
-    mlx_cache_limit_mb: float | None = 512.0
+    mlx_cache_limit_mb: float | str | None = 512.0  # type: ignore[assignment]
     """Limit in MiB on MLX's buffer cache in the process that runs this node; only where the target is MLX.
 
     MLX keeps freed buffers for reuse, by size; every message length never seen before adds some that nothing
     reuses. The limit bounds them. ``0`` turns the cache off (measured 30-40 % slower), ``None`` leaves MLX
     alone. Below the working set of the steady message a limit costs 30-70 % of the speed, above it nothing.
+    ``"auto"`` measures the working set in the running stream, and follows it: on the CPU from MLX's own 32 MiB
+    upwards where that pays, on a GPU from 512 MiB up or down (see :mod:`ezmsg.mlx.cache.auto`).
 
     The limit belongs to the process: where several nodes ask, the tightest is in force, whichever converts
     first (see :mod:`ezmsg.mlx.cache`). May be changed at run time."""
 
     def __post_init__(self) -> None:
-        check_cache_limit(self.mlx_cache_limit_mb)
+        check_cache_limit(self.mlx_cache_limit_mb, auto=True)
         backend = str(self.backend)
         if backend not in _BACKENDS:
             raise ValueError(f"backend is {self.backend!r}; allowed are {', '.join(dict.fromkeys(_BACKENDS))}.")
@@ -117,7 +119,11 @@ class AsArrayTransformer(
             self._count_first(message)
         else:
             count[0] += 1
-        apply_cache_limit(self, self.settings.mlx_cache_limit_mb)
+        limit = self.settings.mlx_cache_limit_mb
+        if limit == "auto":
+            follow_cache_limit(self, message.data.shape)
+        else:
+            apply_cache_limit(self, limit)
 
     def _count_first(self, message: AxisArray) -> None:
         if self._shapes is None:

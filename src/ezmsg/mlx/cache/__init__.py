@@ -17,6 +17,7 @@ Rules, in the order in which they decide:
 import contextlib
 import os
 
+from .auto import AutoLimit
 from .guard import CacheGuard
 from .limit import MIB, CacheLimit, check_cache_limit
 
@@ -26,11 +27,13 @@ __all__ = [
     "apply_cache_limit",
     "cache_limit",
     "check_cache_limit",
+    "follow_cache_limit",
     "lifted_cache_limit",
     "withdraw_cache_limit",
 ]
 
 _GUARD = CacheGuard()
+_AUTO = AutoLimit(_GUARD)
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_GUARD.before_fork, after_in_child=_GUARD.after_fork_in_child)
@@ -53,11 +56,29 @@ def apply_cache_limit(node: object, limit_mb: float | None) -> None:
         RuntimeError: In a forked child of a process that has used MLX, on the CPU backend, in the thread that forked,
             where MLX would hang.
     """
+    if _AUTO.nodes:
+        _AUTO.forget(node)
     _GUARD.apply(node, limit_mb)
+
+
+def follow_cache_limit(node: object, shape: tuple[int, ...]) -> None:
+    """Ask for a limit that follows the working set of the running stream (see :mod:`ezmsg.mlx.cache.auto`).
+
+    In place of :func:`apply_cache_limit`, for every message. All nodes that call it share one limit.
+
+    Args:
+        node: The object that asks.
+        shape: The shape of the message's data.
+
+    Raises:
+        RuntimeError: As :func:`apply_cache_limit`.
+    """
+    _AUTO.apply(node, shape)
 
 
 def withdraw_cache_limit(node: object) -> None:
     """Drop *node*'s request, without touching MLX: the next call of :func:`apply_cache_limit` settles the rest."""
+    _AUTO.forget(node)
     _GUARD.withdraw(node)
 
 

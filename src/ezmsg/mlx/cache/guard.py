@@ -72,6 +72,11 @@ class CacheGuard:
         if self._requests.pop(key, None) is not None:
             self._stale = True
 
+    @property
+    def leaves_cache_alone(self) -> bool:
+        """Whether nobody may touch the cache now: it is being measured, or in this forked process MLX would hang."""
+        return self._lifted > 0 or (self._used_before_fork and not has_gpu_allocator())
+
     @contextlib.contextmanager
     def lifted(self) -> Iterator[None]:
         """See :func:`ezmsg.mlx.cache.lifted_cache_limit`."""

@@ -32,20 +32,22 @@ class CacheLimit:
     """The settings field that it was asked with, where *source* is ``"node"``."""
 
 
-def check_cache_limit(limit_mb: float | None, field: str = "mlx_cache_limit_mb") -> None:
+def check_cache_limit(limit_mb: float | str | None, field: str = "mlx_cache_limit_mb", *, auto: bool = False) -> None:
     """Raise unless *limit_mb* is a limit that MLX can hold.
 
     Args:
         limit_mb: Limit in MiB, or None for no limit of our own.
         field: Name of the settings field or argument, for the error.
+        auto: Whether ``"auto"`` is allowed, too.
 
     Raises:
         TypeError: *limit_mb* is neither None nor a number (bool and text are no numbers here).
         ValueError: *limit_mb* is not finite, negative, or 2**63 bytes or more.
     """
-    if limit_mb is None:
+    if limit_mb is None or (auto and isinstance(limit_mb, str) and limit_mb == "auto"):
         return
-    allowed = "allowed are None and a finite number of MiB >= 0"
+    others = 'None, "auto"' if auto else "None"
+    allowed = f"allowed are {others} and a finite number of MiB >= 0"
     if isinstance(limit_mb, bool) or not isinstance(limit_mb, numbers.Real):
         raise TypeError(f"{field} is {limit_mb!r} ({type(limit_mb).__name__}); {allowed}.")
     try:

@@ -264,8 +264,9 @@ def shape_report() -> ShapeReport:
 
 
 def _cache_memory() -> int:
-    mx = sys.modules.get("mlx.core")
-    return 0 if mx is None else mx.get_cache_memory()
+    # Another thread may be loading it at this moment.
+    get_cache_memory = getattr(sys.modules.get("mlx.core"), "get_cache_memory", None)
+    return 0 if get_cache_memory is None else get_cache_memory()
 
 
 def _plans(plans: PlanCaches) -> str:

@@ -1,0 +1,229 @@
+"""The limit that finds itself: its rules on a stand-in for MLX's allocators, then on MLX itself."""
+
+import gc
+
+import numpy as np
+import pytest
+from ezmsg.util.messages.axisarray import AxisArray
+from helpers.allocator import MIB, Allocator, Node, stand_in
+from helpers.processes import RecordedLog, in_forked_child, in_fresh_process
+
+from ezmsg.mlx import AsArraySettings, AsArrayTransformer, apply_cache_limit, cache_limit
+from ezmsg.mlx.cache import auto, follow_cache_limit, lifted_cache_limit, withdraw_cache_limit
+
+STEADY, STALL, OTHER = (300, 4), (9000, 4), (600, 4)
+ENOUGH = 200
+"""Messages after which a steady stream has been measured, however often the limit had to be doubled."""
+
+
+@pytest.fixture
+def cpu(monkeypatch) -> Allocator:
+    return stand_in(monkeypatch, gpu=False)
+
+
+@pytest.fixture
+def gpu(monkeypatch) -> Allocator:
+    return stand_in(monkeypatch, gpu=True)
+
+
+@pytest.fixture(params=["cpu", "gpu"])
+def mlx(request, monkeypatch) -> Allocator:
+    return stand_in(monkeypatch, gpu=request.param == "gpu")
+
+
+def run(mlx: Allocator, node: object, shape: tuple[int, ...], working_set: float, n: int = ENOUGH) -> None:
+    """So many messages, each of which leaves so many MiB in the cache, as far as the limit lets it."""
+    for _ in range(n):
+        follow_cache_limit(node, shape)
+        mlx.leave(shape, working_set)
+
+
+def test_on_the_cpu_a_working_set_that_fits_keeps_the_limit_of_mlx(cpu):
+    run(cpu, node := Node("A"), STEADY, 20.0)
+    assert cpu.limit_mb == cache_limit().limit_mb == 32.0
+    assert cache_limit().node == "A (auto)"
+    assert node is not None
+
+
+@pytest.mark.parametrize("working_set", [30.0, 60.0, 100.0, 400.0])
+def test_a_larger_working_set_gets_its_limit_and_a_margin(mlx, working_set):
+    run(mlx, node := Node(), STEADY, working_set)
+    assert mlx.limit_mb == pytest.approx(auto.MARGIN * working_set, rel=0.11)
+    assert mlx.cached == working_set * MIB
+    assert node is not None
+
+
+def test_on_a_gpu_the_limit_comes_down_from_the_start(gpu):
+    run(gpu, node := Node(), STEADY, 3.0, n=1)
+    assert gpu.limit_mb == 512.0
+    run(gpu, node, STEADY, 3.0)
+    assert gpu.limit_mb == 4.0
+
+
+def test_the_limit_follows_the_steady_message_up_and_down(mlx):
+    node = Node()
+    for shape, working_set in ((STEADY, 40.0), (OTHER, 160.0), (STEADY, 40.0)):
+        run(mlx, node, shape, working_set)
+        assert mlx.limit_mb == pytest.approx(auto.MARGIN * working_set, rel=0.11)
+
+
+def test_a_stall_changes_no_limit_and_leaves_no_rest_on_the_cpu(cpu):
+    node = Node()
+    run(cpu, node, STEADY, 40.0)
+    cpu.clear_cache()
+    # The buffers of the stall come first and take the place of the steady message's.
+    run(cpu, node, STALL, 45.0, n=1)
+    run(cpu, node, STEADY, 40.0, n=1)
+    assert cpu.held(STEADY) < 10 * MIB
+    run(cpu, node, STEADY, 40.0)
+    assert (cpu.limit_mb, cpu.held(STEADY), cpu.held(STALL)) == (50.0, 40 * MIB, 0)
+
+
+def test_stalls_that_fill_nothing_cost_nothing(cpu):
+    node = Node()
+    run(cpu, node, STEADY, 10.0)
+    before = cpu.calls["clear_cache"]
+    for _ in range(10):
+        run(cpu, node, STALL, 1.0, n=1)
+        run(cpu, node, STEADY, 10.0, n=20)
+    assert cpu.calls["clear_cache"] == before
+
+
+def test_on_a_gpu_a_stall_is_left_to_mlx(gpu):
+    node = Node()
+    run(gpu, node, STEADY, 40.0)
+    before = gpu.calls["clear_cache"]
+    run(gpu, node, STALL, 400.0, n=1)
+    run(gpu, node, STEADY, 40.0)
+    assert gpu.calls["clear_cache"] == before
+    assert gpu.limit_mb == 50.0
+
+
+def test_a_stream_that_is_never_steady_is_left_at_the_start(mlx):
+    node, start = Node(), 512.0 if mlx.gpu else 32.0
+    for length in range(1, 300):
+        run(mlx, node, (length, 4), 1.0, n=1)
+    assert mlx.limit_mb == start and mlx.calls["clear_cache"] == 0
+
+
+def test_each_change_is_logged_with_its_reason(cpu):
+    with RecordedLog() as log:
+        run(cpu, node := Node("CHAIN/TO_MLX"), STEADY, 40.0)
+    changes = [line for line in log.infos if line.startswith("CHAIN/TO_MLX (auto): ")]
+    assert "32 MiB -> 64 MiB" in changes[0] and "full with steady messages alone" in changes[0]
+    assert "64 MiB -> 50 MiB" in changes[1] and "working set of the running stream is 40.0 MiB" in changes[1]
+    assert len(changes) == 2 and not log.warnings
+    assert node is not None
+
+
+def test_nodes_share_one_limit(mlx):
+    a, b = Node("A"), Node("B")
+    with RecordedLog() as log:
+        for _ in range(ENOUGH):
+            run(mlx, a, STEADY, 60.0, n=1)
+            run(mlx, b, OTHER, 60.0, n=1)
+    assert mlx.limit_mb == 150.0
+    assert not log.warnings
+    withdraw_cache_limit(a)
+    assert cache_limit().source == "node"
+    del b
+    gc.collect()
+    apply_cache_limit(Node(), None)
+    assert mlx.limit_mb != 150.0
+
+
+def test_a_tighter_limit_that_another_node_asks_for_is_kept(cpu):
+    fixed, node = Node("fixed"), Node("auto")
+    apply_cache_limit(fixed, 16.0)
+    run(cpu, node, STEADY, 100.0)
+    assert cpu.limit_mb == 16.0
+
+
+def test_a_node_may_change_between_a_number_and_auto(cpu):
+    node = Node()
+    apply_cache_limit(node, 16.0)
+    run(cpu, node, STEADY, 100.0)
+    assert cpu.limit_mb == 128.0
+    apply_cache_limit(node, 16.0)
+    assert cpu.limit_mb == 16.0
+    run(cpu, node, STEADY, 100.0)
+    assert cpu.limit_mb == 128.0
+
+
+def test_the_limit_does_not_outgrow_the_machine(cpu, monkeypatch):
+    monkeypatch.setattr("os.sysconf", {"SC_PHYS_PAGES": 1 << 19, "SC_PAGE_SIZE": 4096}.__getitem__)
+    run(cpu, node := Node(), STEADY, 1e6)
+    assert cpu.limit_mb == 512.0
+    assert node is not None
+
+
+def test_while_the_limit_is_lifted_nothing_is_measured(mlx):
+    node = Node()
+    with lifted_cache_limit():
+        before = mlx.calls["clear_cache"]
+        run(mlx, node, STEADY, 60.0)
+        assert mlx.calls["clear_cache"] == before
+    run(mlx, node, STEADY, 60.0)
+    assert mlx.limit_mb == 75.0
+
+
+@in_fresh_process
+def test_on_mlx_the_limit_is_the_working_set_and_a_margin_and_a_stall_leaves_nothing():
+    import mlx.core as mx
+
+    def working_set(chain, given):
+        for _ in range(20):
+            chain(given)
+        return mx.get_cache_memory()
+
+    def message(n_samples: int) -> AxisArray:
+        data = np.ones((n_samples, 1024), np.float32)
+        return AxisArray(data, ["time", "ch"], axes={"time": AxisArray.TimeAxis(fs=30000.0)})
+
+    def chain(given: AxisArray) -> None:
+        x = node(given).data
+        y = mx.sqrt(x * 2 + 1)
+        mx.eval(mx.sum(y * x))
+        del x, y
+        mx.synchronize()
+
+    node = AsArrayTransformer(backend="mlx", mlx_cache_limit_mb="auto")
+    chain(message(3000))
+    if mx.default_device().type == mx.cpu:
+        assert cache_limit().limit_mb == 32.0
+    for _ in range(60):
+        chain(message(3000))
+    needed = auto_working_set = mx.get_cache_memory() / MIB
+    assert cache_limit().limit_mb == pytest.approx(auto.MARGIN * needed, rel=0.1)
+    for length in (9000, 5000, 7000):
+        chain(message(length))
+    for _ in range(60):
+        chain(message(3000))
+    assert mx.get_cache_memory() / MIB <= 1.3 * auto_working_set
+
+
+@in_fresh_process
+def test_in_a_forked_child_of_a_process_that_used_mlx_nothing_is_measured():
+    import mlx.core as mx
+
+    mx.eval(mx.ones(1000) + 1)
+    if mx.default_device().type != mx.cpu:
+        return
+
+    def child() -> bool:
+        import threading
+
+        node, done = Node(), []
+        # In a thread of its own, as the units of a graph.
+        thread = threading.Thread(target=lambda: done.append([follow_cache_limit(node, STEADY) for _ in range(100)]))
+        thread.start()
+        thread.join(30)
+        return bool(done)
+
+    assert in_forked_child(child)
+
+
+def test_settings_take_it():
+    assert AsArraySettings(mlx_cache_limit_mb="auto").mlx_cache_limit_mb == "auto"
+    with pytest.raises(TypeError, match='allowed are None, "auto" and a finite number'):
+        AsArraySettings(mlx_cache_limit_mb="Auto")
