@@ -16,6 +16,7 @@ Rules, in the order in which they decide:
 
 import contextlib
 import os
+import sys
 
 from .auto import AutoLimit
 from .guard import CacheGuard
@@ -29,6 +30,7 @@ __all__ = [
     "check_cache_limit",
     "follow_cache_limit",
     "lifted_cache_limit",
+    "release_cache",
     "withdraw_cache_limit",
 ]
 
@@ -80,6 +82,20 @@ def withdraw_cache_limit(node: object) -> None:
     """Drop *node*'s request, without touching MLX: the next call of :func:`apply_cache_limit` settles the rest."""
     _AUTO.forget(node)
     _GUARD.withdraw(node)
+
+
+def release_cache() -> int:
+    """Give the contents of MLX's buffer cache back to the system, where that is safe; how many bytes they were.
+
+    The next message allocates its working set anew. Nothing happens without MLX, while the limit is lifted, and where
+    MLX would hang, in a forked process on the CPU.
+    """
+    mx = sys.modules.get("mlx.core")
+    if mx is None or _GUARD.leaves_cache_alone:
+        return 0
+    released: int = mx.get_cache_memory()
+    mx.clear_cache()
+    return released
 
 
 def lifted_cache_limit() -> contextlib.AbstractContextManager[None]:

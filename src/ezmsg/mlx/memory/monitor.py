@@ -10,7 +10,9 @@ import numpy as np
 from ezmsg.baseproc import BaseProducerUnit, BaseStatefulProducer, processor_state
 from ezmsg.util.messages.axisarray import AxisArray, CoordinateAxis
 
-from ..stream.checks import check_number
+from ..stream.checks import check_fields, check_number
+from .pressure import pressure_gauge
+from .release import CacheRelease
 from .shapes import shape_report
 from .snapshot import MEMORY_METRICS, memory_snapshot
 
@@ -19,15 +21,29 @@ class MemoryMonitorSettings(ez.Settings):
     """Settings for :obj:`MemoryMonitor`.
 
     Raises:
-        TypeError: ``interval`` is not a number; bool does not count as one.
-        ValueError: ``interval`` is not finite and greater than 0.
+        TypeError: ``interval`` or ``release_after_idle`` is not a number (bool does not count as one), or
+            ``release_under_pressure`` is not a bool.
+        ValueError: A number is not finite and greater than 0.
     """
 
     interval: float = 1.0
     """Time from one row to the next, in seconds. May be changed at run time, and counts from the next row on."""
 
+    release_after_idle: float | None = None
+    """After so many seconds in which no node has converted a message to MLX, MLX's buffer cache is given back to the
+    system, once until messages come again. The first of them allocates one working set. None keeps the cache."""
+
+    release_under_pressure: bool = False
+    """Whether the cache is given back, too, when the machine is short of memory: on Linux by its pressure stall
+    information and the events of the process's control group, on macOS by its level of memory pressure. Looked at with
+    each row, and no more often than every 10 s while it lasts."""
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "interval", check_number("interval", self.interval))
+        if self.release_after_idle is not None:
+            seconds = check_number("release_after_idle", self.release_after_idle)
+            object.__setattr__(self, "release_after_idle", seconds)
+        check_fields(self, flags=("release_under_pressure",))
 
 
 @processor_state
@@ -50,7 +66,9 @@ class MemoryMonitorProducer(BaseStatefulProducer[MemoryMonitorSettings, AxisArra
     the process was busy are left out, not made up for.
     """
 
-    NONRESET_SETTINGS_FIELDS = frozenset({"interval"})
+    NONRESET_SETTINGS_FIELDS = frozenset({"interval", "release_after_idle", "release_under_pressure"})
+
+    _release: tuple[MemoryMonitorSettings, CacheRelease] | None = None
 
     def _reset_state(self) -> None:
         self._state.metric_axis = AxisArray.CoordinateAxis(data=np.array(MEMORY_METRICS), dims=["metric"])
@@ -73,6 +91,7 @@ class MemoryMonitorProducer(BaseStatefulProducer[MemoryMonitorSettings, AxisArra
         now = time.monotonic()
         n_missed = max((now - state.due) // interval, 0.0)
         state.due += (n_missed + 1.0) * interval
+        self._release_cache()
         snapshot = memory_snapshot()
         assert state.metric_axis is not None
         return AxisArray(
@@ -86,6 +105,12 @@ class MemoryMonitorProducer(BaseStatefulProducer[MemoryMonitorSettings, AxisArra
             key="memory",
             stream_dim="time",
         )
+
+    def _release_cache(self) -> None:
+        if self._release is None or self._release[0] is not self.settings:
+            pressure = pressure_gauge() if self.settings.release_under_pressure else None
+            self._release = self.settings, CacheRelease(self.settings.release_after_idle, pressure)
+        self._release[1].poll()
 
 
 class MemoryMonitor(BaseProducerUnit[MemoryMonitorSettings, AxisArray, MemoryMonitorProducer]):

@@ -232,6 +232,11 @@ def count_shapes(node: str) -> ShapeCounts:
     return counts
 
 
+def n_messages() -> int:
+    """How many messages living nodes have converted to MLX in this process."""
+    return sum(count for counts in list(_REGISTRY.nodes) for (count,) in counts.seen.copy().values())
+
+
 def note_compiled(run: object, lengths: Iterable[int]) -> None:
     """Have :func:`shape_report` tell, as long as *run* lives, that it is compiled for these lengths."""
     _REGISTRY.compiled[run] = tuple(sorted(lengths))
