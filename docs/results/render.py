@@ -30,7 +30,8 @@ On a page, the directive ``results`` shows one file::
     ```
 
 In README.md, which is not built by Sphinx, ``python docs/results/render.py README.md`` replaces what stands between
-``<!-- results: NAME -->`` and ``<!-- end -->``. ``NAME 0 1 9`` takes only those rows, counted from 0.
+``<!-- results: NAME -->`` and ``<!-- end -->``. ``NAME 0 1 9`` takes only those rows, counted from 0. In a sentence,
+``<!-- value: NAME 0 KEY -->`` and ``<!-- end -->`` enclose one value of a row.
 """
 
 from __future__ import annotations
@@ -155,13 +156,17 @@ def markdown(name: str) -> str:
 
 
 def replaced(text: str) -> str:
-    """*text* with a fresh table between each ``<!-- results: NAME -->`` and the ``<!-- end -->`` after it."""
+    """*text* with fresh tables and values between the comments that ask for them."""
 
     def fresh(match: re.Match[str]) -> str:
         rows = [int(number) for number in match[3].split()] or None
         return f"{match[1]}{table(load(match[2]), rows)}\n{match[4]}"
 
-    return re.sub(r"(<!-- results: (\w+)([ \d]*) -->\n).*?(<!-- end -->)", fresh, text, flags=re.DOTALL)
+    def fresh_value(match: re.Match[str]) -> str:
+        return f"{match[1]}{_text(load(match[2])['rows'][int(match[3])][match[4]], None)}{match[5]}"
+
+    text = re.sub(r"(<!-- results: (\w+)([ \d]*) -->\n).*?(<!-- end -->)", fresh, text, flags=re.DOTALL)
+    return re.sub(r"(<!-- value: (\w+) (\d+) (\w+) -->).*?(<!-- end -->)", fresh_value, text)
 
 
 def setup(app: Sphinx) -> dict:

@@ -58,3 +58,9 @@ def test_speed_is_computed_from_time():
         render.table({"columns": columns, "rows": [row]}).splitlines()[-1]
         == "| 10.0\u00a0to\u00a020.0 | 2560\u00a0to\u00a05120 |"
     )
+
+
+def test_value_in_a_sentence_is_that_of_the_file():
+    text = "It takes <!-- value: chain_cpu 0 ratio -->9<!-- end --> times."
+    low, high = render.load("chain_cpu")["rows"][0]["ratio"]
+    assert render.replaced(text) == text.replace(">9<", f">{low}\u00a0to\u00a0{high}<")
