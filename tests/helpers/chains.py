@@ -25,6 +25,7 @@ from scipy.signal import butter
 from ezmsg.mlx import (
     AsArraySettings,
     AsArrayTransformer,
+    ButterworthFilterTransformer,
     DetrendTransformer,
     EWMASettings,
     EWMATransformer,
@@ -63,11 +64,12 @@ STAGES: dict[str, Callable[[], BaseTransformer]] = {
     "sections": lambda: FilterTransformer(
         FilterSettings(coefs=butter(2, 3000.0, fs=FS, output="sos"), coef_type="sos")
     ),
+    "band": lambda: ButterworthFilterTransformer(order=2, cuton=300.0, cutoff=5000.0, coef_type="sos"),
     "over channels": lambda: AggregateTransformer(AggregateSettings(axis="ch", operation=MAX)),
 }
 """Transformers by name, from MLX data to MLX data."""
 
-INEXACT = {"mix", "sections", "over channels"}
+INEXACT = {"mix", "sections", "band", "over channels"}
 """Those whose results on the CPU may differ in their rounding, when they are fused."""
 
 

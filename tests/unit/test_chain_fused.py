@@ -26,6 +26,8 @@ from ezmsg.mlx.chain import compiledrun
 from ezmsg.mlx.chain.fusedrun import FusedRun
 from ezmsg.mlx.stream.fusible import FusedStage, fusion_of
 
+PATHS = ("kernels", "ewma", "filter", "scaler", "chain.fusions.recurrences")
+
 fuzz = settings(
     deadline=None,
     derandomize=True,
@@ -44,7 +46,7 @@ def way(request, monkeypatch):
 
 
 def run_as_on_a_gpu(monkeypatch) -> None:
-    for module in ("kernels", "ewma", "filter", "chain.fusions.recurrences"):
+    for module in PATHS:
         monkeypatch.setattr(f"ezmsg.mlx.{module}.default_path", lambda: "plain")
     mx.disable_compile()
 
@@ -99,6 +101,12 @@ def test_a_chain_is_fused_from_end_to_end(way):
     assert (run.first, run.stop) == (0, 8)
     text = chain.describe()
     assert text.count("fused with stages 1 to 8") == 8 and "BinnedAggregate" in text
+
+
+@pytest.mark.parametrize("name", sorted(chains.STAGES.keys() - {"reference groups"}))
+def test_each_stage_is_fused(name):
+    chain = compare(chains.make([name]), chains.make([name]), chains.stream([60] * 3), exact=name not in chains.INEXACT)
+    assert [(run.first, run.stop) for run in runs_of(chain)] == [(0, 3)]
 
 
 def test_the_log_says_once_what_is_fused(caplog):
@@ -224,7 +232,7 @@ def test_the_lengths_of_a_rechunk_are_compiled_when_the_stream_starts(monkeypatc
 
 
 def test_one_function_is_really_compiled(monkeypatch):
-    for module in ("kernels", "ewma", "filter", "chain.fusions.recurrences"):
+    for module in PATHS:
         monkeypatch.setattr(f"ezmsg.mlx.{module}.default_path", lambda: "plain")
     stages = ["square", "abs"]
     chain = compare(chains.make(stages), chains.make(stages), chains.stream([60] * 4), exact=False)

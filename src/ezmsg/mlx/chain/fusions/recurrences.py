@@ -6,11 +6,15 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 import numpy as np
+from ezmsg.baseproc import resolve_stream_dim
 from ezmsg.util.messages.axisarray import AxisArray
 
+from ...butterworthfilter import ButterworthFilterTransformer
+from ...cheby import ChebyshevFilterTransformer
 from ...detrend import DetrendTransformer
 from ...ewma import EWMATransformer
 from ...filter import FilterTransformer
+from ...filterbydesign import FilterByDesign
 from ...kernels import default_path, kernel
 from ...stream.fusible import Array, Axes, FusedStage, Step, fusion_of
 
@@ -104,28 +108,46 @@ def fuse_detrend(transformer: DetrendTransformer, message: AxisArray) -> FusedSt
     return FusedDetrend(transformer, message) if _is_set_up(transformer) else None
 
 
-class FusedSections(FusedStage[FilterTransformer]):
+class FusedSections(FusedStage[FilterTransformer | FilterByDesign]):
     """Second-order sections. Array: their state."""
 
-    def __init__(self, transformer: FilterTransformer, message: AxisArray) -> None:
+    def __init__(self, transformer: FilterTransformer | FilterByDesign, message: AxisArray) -> None:
         super().__init__(transformer, message)
-        self._sections, self._sizes = transformer.state.sections, transformer.settings.mlx_metal_chunk_sizes
+        self._sections, self._sizes = self._filter.state.sections, transformer.settings.mlx_metal_chunk_sizes
+
+    @property
+    def _filter(self) -> FilterTransformer:
+        # One that is designed is made anew with each reset.
+        transformer = self.transformer
+        return transformer if isinstance(transformer, FilterTransformer) else transformer.state.filter
 
     def load(self) -> tuple[tuple[mx.array, ...], Hashable] | None:
-        state = self.transformer.state
+        state = self._filter.state
         # Other sections, and channels that have not begun, are for the transformer itself.
-        is_same = state.sections is self._sections and state.not_begun is None
-        return ((state.zi,), None) if is_same else None
+        if state.sections is None or state.not_begun is not None:
+            return None
+        return ((state.zi,), None) if np.array_equal(state.sections, self._sections) else None
 
     def store(self, arrays: tuple[mx.array, ...], counts: Hashable) -> None:
-        self.transformer.state.zi = arrays[0]
+        self._filter.state.zi = arrays[0]
 
     def apply(self, x: Array, arrays: tuple[Array, ...], variant: Hashable) -> tuple[Array, tuple[Array, ...]]:
-        y, zf = _run("sosfilt", x, self._sections, arrays[0], self.transformer.state.axis_idx, self._sizes)
+        y, zf = _run("sosfilt", x, self._sections, arrays[0], self.axis, self._sizes)
         return y, (zf,)
 
 
 @fusion_of(FilterTransformer)
 def fuse_sections(transformer: FilterTransformer, message: AxisArray) -> FusedStage | None:
+    state = transformer.state
     # Without sections the filter is not computed by a kernel.
-    return None if transformer.state.sections is None else FusedSections(transformer, message)
+    is_ours = state.sections is not None and message.dims[state.axis_idx] == resolve_stream_dim(message)
+    return FusedSections(transformer, message) if is_ours else None
+
+
+@fusion_of(ButterworthFilterTransformer)
+@fusion_of(ChebyshevFilterTransformer)
+def fuse_design(transformer: FilterByDesign, message: AxisArray) -> FusedStage | None:
+    # An order of 0 lets messages through.
+    if not transformer.settings.order or fuse_sections(transformer.state.filter, message) is None:
+        return None
+    return FusedSections(transformer, message)
