@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 from typing import cast, get_args
 
 from ..stream.device import gpu_backend, uses_gpu
@@ -12,9 +13,30 @@ from .contract import Kernel, Path, Recurrence
 __all__ = ["Kernel", "Path", "Recurrence", "check_path", "default_path", "kernel"]
 
 
+VARIABLE = "EZMSG_MLX_KERNELS"
+"""Environment variable that chooses kernels by hand: ``plain`` has all that is computed by plain MLX operations."""
+
+PROVED: tuple[Path, ...] = ("metal",)
+"""Paths whose kernels have to prove themselves on the machine: those that no test has run on theirs."""
+
+
+@functools.cache
+def _chosen_by_hand() -> Path | None:
+    value = os.environ.get(VARIABLE, "")
+    if value not in ("", "plain"):
+        raise ValueError(f"{VARIABLE} is {value!r}; allowed is 'plain', or not to set it.")
+    return "plain" if value else None
+
+
 def default_path() -> Path:
-    """The path for MLX's default device, as it is now: a GPU build may run on its CPU device."""
-    return (gpu_backend() or "plain") if uses_gpu() else "cpu"
+    """The path for MLX's default device, as it is now: a GPU build may run on its CPU device.
+
+    ``"plain"`` where the environment variable ``EZMSG_MLX_KERNELS`` has that value.
+
+    Raises:
+        ValueError: The variable has another value.
+    """
+    return _chosen_by_hand() or ((gpu_backend() or "plain") if uses_gpu() else "cpu")
 
 
 def check_path(path: str | None) -> None:
@@ -31,12 +53,19 @@ def check_path(path: str | None) -> None:
 def kernel(recurrence: Recurrence, path: Path) -> Kernel:
     """The kernel of *recurrence* on *path*, or in plain operations where that backend has none of its own.
 
-    Imported at its first use, since it compiles or needs MLX.
+    Imported at its first use, since it compiles or needs MLX. On the device that it is made for, a kernel for Metal
+    first has to prove itself (:mod:`ezmsg.mlx.kernels.proof`): where it does not, plain operations take its place.
     """
     name = f"{__name__}.{path}.{recurrence}"
     try:
-        return cast("Kernel", importlib.import_module(name))
+        found = cast("Kernel", importlib.import_module(name))
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
-    return kernel(recurrence, "plain")
+        return kernel(recurrence, "plain")
+    if path in PROVED and path == gpu_backend() and uses_gpu():
+        from .proof import holds
+
+        if not holds(recurrence, path, found):
+            return kernel(recurrence, "plain")
+    return found

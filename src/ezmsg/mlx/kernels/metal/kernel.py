@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import mlx.core as mx
 
@@ -52,7 +52,7 @@ def metal_kernel(
     """
     header, body = read_source(__package__, f"{name}.metal")
     values = "".join(f"constexpr uint {key} = {value};\n" for key, value in constants.items())
-    return mx.fast.metal_kernel(
+    made = mx.fast.metal_kernel(
         name=f"ezmsg_mlx_{name}",
         input_names=list(inputs),
         output_names=list(outputs),
@@ -60,6 +60,8 @@ def metal_kernel(
         source=values + body,
         compile_options={"math_mode": "safe"},
     )
+    # Typed as an object.
+    return cast("Compiled", made)
 
 
 def threadgroups(n_samples: int, n_channels: int) -> dict[str, tuple[int, int, int]]:
