@@ -35,16 +35,16 @@ class AsArraySettings(sigproc.AsArraySettings):
     """Target array backend."""
 
     dtype: str | None = None
-    """Target dtype, by its name in the target backend (such as ``"float32"``). None keeps the dtype, as far as
-    the target has it: float64 becomes float32 in MLX. Integers that do not hold all values of the source (int16 of
-    float32, say) make others of those that do not fit, NaN among them; the log tells it once."""
+    """Target dtype, by its name in the target backend, for example ``"float32"``. None keeps the dtype, as far as
+    the target has it: float64 becomes float32 in MLX. If the target is an integer type that does not hold all values
+    of the source, for example int16 for float32, values that do not fit change, NaN included. The log warns once."""
 
     mlx_cache_limit_mb: float | str | None = 512.0  # type: ignore[assignment]
     """Limit in MiB on MLX's buffer cache in the process that runs this node; only where the target is MLX.
 
     MLX keeps freed buffers for reuse, by size; every message length never seen before adds some that nothing
-    reuses. The limit bounds them. ``0`` turns the cache off (measured 30-40 % slower), ``None`` leaves MLX
-    alone. Below the working set of the steady message a limit costs 30-70 % of the speed, above it nothing.
+    reuses. The limit bounds them. ``0`` turns the cache off, which is slower, and ``None`` leaves MLX alone. A limit
+    below the working set of the steady message costs speed, one above it costs none.
     ``"auto"`` measures the working set in the running stream, and follows it: on the CPU from MLX's own 32 MiB
     upwards where that pays, on a GPU from 512 MiB up or down (see :mod:`ezmsg.mlx.cache.auto`).
 
@@ -77,7 +77,7 @@ class AsArrayTransformer(
         ImportError: The target is MLX and no MLX backend is installed.
         RuntimeError: The target is MLX, in a forked process where MLX would hang (see
             :func:`~ezmsg.mlx.cache.apply_cache_limit`).
-        TypeError: Data of a dtype that the target cannot hold, naming it; what is given is no message.
+        TypeError: Data of a dtype that the target cannot hold, naming it; what is given is not a message.
     """
 
     node_name: str | None = None

@@ -1,9 +1,8 @@
 """Read results from the device some messages late, so that host and device work at the same time.
 
 Reading a result waits for the device. Where the next message is already there (a file, a replay), the host can
-prepare it meanwhile: measured on an H200 with the example chain, 300 samples of 256 channels a message, reading two
-messages late gives 1.1 to 2.1 times the throughput. A live stream gains nothing and gets its results ``depth``
-messages later, which at 100 messages a second are 20 ms for a depth of 2: leave it out there.
+prepare it meanwhile, which raises the throughput. A live stream gains nothing and gets its results ``depth`` messages
+later, which at 100 messages a second are 20 ms for a depth of 2. Leave it out there.
 """
 
 import typing
@@ -35,8 +34,8 @@ class ReadLateSettings(ez.Settings):
 @processor_state
 class ReadLateState:
     waiting: tuple[AxisArray, ...] = ()
-    """Messages that the device has been given to compute and that nobody has read, oldest first. Their NumPy arrays own
-    their memory: ezmsg reuses the buffers that messages live in."""
+    """Messages that the device has been given to compute and that have not been read, oldest first. Their NumPy arrays
+    own their memory: ezmsg reuses the buffers that messages live in."""
 
 
 class ReadLateTransformer(BaseStatefulTransformer[ReadLateSettings, AxisArray, list[AxisArray], ReadLateState]):
@@ -48,7 +47,7 @@ class ReadLateTransformer(BaseStatefulTransformer[ReadLateSettings, AxisArray, l
     its unit keeps the last ``depth`` messages.
 
     Raises:
-        TypeError: What is given is no message.
+        TypeError: What is given is not a message.
     """
 
     NONRESET_SETTINGS_FIELDS = frozenset({"depth", "dtype"})

@@ -2,7 +2,7 @@
 
 Every message length that MLX has not seen before mints a new size class in its buffer cache, and a stall makes an
 acquisition source publish everything unread as one message of such a length. Padding would treat that at the price of
-samples that nobody recorded; :obj:`Rechunk` cuts instead, so that every piece holds real samples only, each of them
+samples that were never recorded; :obj:`Rechunk` cuts instead, so that every piece holds real samples only, each of them
 once, in order and under its own time stamp.
 
 Put it in front of a process boundary, too: ezmsg's shared-memory ring grows to the largest message for good.
@@ -87,7 +87,7 @@ class RechunkTransformer(BaseStatefulTransformer[RechunkSettings, AxisArray, lis
       it: another key, dims, dtype, array library, channel set or other axis; a rate that moved by more than 1 ppm; an
       offset that is more than half a sample off. Changed attrs do not. A flush is cut to ``sizes`` and then to
       powers of two, as with ``remainder="emit"``, to keep the number of shapes bounded.
-    - Where the stream dimension has coordinates or no axis at all, gaps cannot be told and are not looked for.
+    - Where the stream dimension has coordinates or no axis at all, gaps cannot be recognised and are not looked for.
     - A message without samples is returned as it is, and the carry stays.
     - New settings cut the carry with the next message; nothing is dropped.
 
@@ -95,7 +95,7 @@ class RechunkTransformer(BaseStatefulTransformer[RechunkSettings, AxisArray, lis
 
     Raises:
         ValueError: The message has no dimension.
-        TypeError: What is given is no message.
+        TypeError: What is given is not a message.
     """
 
     NONRESET_SETTINGS_FIELDS = frozenset({"sizes", "remainder"})

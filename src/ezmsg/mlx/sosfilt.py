@@ -32,9 +32,8 @@ def sosfilt(
 
     The counterpart of ``scipy.signal.sosfilt(sos, x, axis, zi)``, transposed direct form II, of any number of
     sections. Results follow scipy's in float64 within 1e-5 of the largest value, high-passes down to 0.5 Hz at 30 kHz
-    included, whatever the cutting of the stream. Arithmetic is float64 on the paths ``"cpu"`` (measured:
-    within 1e-7) and ``"cuda"`` (1e-6, tested), and float32 on a state that it is enough for on the paths ``"metal"``
-    (1e-6, tested on a CPU) and ``"plain"`` (5e-7).
+    included, whatever the cutting of the stream. Arithmetic is float64 on the paths ``"cpu"`` and
+    ``"cuda"``, and float32 on a state that it is enough for on the paths ``"metal"`` and ``"plain"``.
 
     A sample that is not finite, or whose magnitude is above 1e30, comes out as it is, and the filter of its channel
     goes on as if it had not been there; other channels do not notice.
@@ -56,7 +55,7 @@ def sosfilt(
 
     Raises:
         ValueError: *sos*, *axis*, *chunk_sizes*, *path* or the shape of *zi* is not as above.
-        TypeError: *x* or *zi* is complex, or no MLX array; *sos* is not real; *axis* is no integer.
+        TypeError: *x* or *zi* is complex, or not an MLX array; *sos* is not real; *axis* is not an integer.
     """
     import mlx.core as mx
 

@@ -3,15 +3,15 @@
 MLX keeps every freed buffer in a cache keyed by size, so each message length never seen before adds
 buffers that nothing reuses. ``mx.set_cache_limit`` bounds that cache, but it belongs to the process: two
 nodes that ask for different limits, a library that sets its own, or a limit that the user has already set
-would each undo the other in silence. The functions here are the one place that calls it.
+would each undo the other without notice. The functions here are the one place that calls it.
 
 Rules, in the order in which they decide:
 
 * The tightest limit that any living node asks for is in force, whichever node converts first.
-* A tighter limit that somebody else has set stays. MLX's own default on the CPU (32 MiB) is nobody's wish
-  and is replaced.
-* A limit that somebody else raises later is put back once the cache has grown past the ceiling.
-* A disagreement is told once, a change of the limit always (INFO).
+* A tighter limit that other code has set stays. MLX's own default on the CPU (32 MiB) is not set by a user, and is
+  replaced.
+* A limit that other code raises later is put back once the cache has grown past the ceiling.
+* The log warns of a disagreement once, and names every change of the limit (INFO).
 """
 
 import contextlib
@@ -52,7 +52,7 @@ def apply_cache_limit(node: object, limit_mb: float | None) -> None:
         node: The object that asks. It may ask for something else later, which replaces its request; once it is
             garbage-collected it no longer counts. An attribute ``node_name`` names it in the log.
         limit_mb: Limit in MiB, as :func:`check_cache_limit` allows; ``0`` turns the cache off, ``None``
-            withdraws the node's request. When nobody asks any more, the limit goes back to what it was.
+            withdraws the node's request. When no node asks any more, the limit goes back to what it was.
 
     Raises:
         RuntimeError: In a forked child of a process that has used MLX, on the CPU backend, in the thread that forked,
@@ -107,7 +107,7 @@ def lifted_cache_limit() -> contextlib.AbstractContextManager[None]:
 
     Raises:
         RuntimeError: On entry, in a forked child of a process that has used MLX, on the CPU backend; at the end, if
-            somebody else has set a limit meanwhile, which then stays.
+            other code has set a limit meanwhile, which then stays.
     """
     return _GUARD.lifted()
 
@@ -115,7 +115,7 @@ def lifted_cache_limit() -> contextlib.AbstractContextManager[None]:
 def cache_limit() -> CacheLimit:
     """The limit on MLX's buffer cache in this process and where it came from, without touching MLX.
 
-    A limit that somebody else changes is known only once the guard has met it (there is no getter in MLX, and
+    A limit that other code changes is known only once the guard has met it (there is no getter in MLX, and
     probing with a small value would empty the cache).
     """
     return _GUARD.source

@@ -41,7 +41,7 @@ def check_cache_limit(limit_mb: float | str | None, field: str = "mlx_cache_limi
         auto: Whether ``"auto"`` is allowed, too.
 
     Raises:
-        TypeError: *limit_mb* is neither None nor a number (bool and text are no numbers here).
+        TypeError: *limit_mb* is neither None nor a number (a bool or text is not).
         ValueError: *limit_mb* is not finite, negative, or 2**63 bytes or more.
     """
     if limit_mb is None or (auto and isinstance(limit_mb, str) and limit_mb == "auto"):

@@ -42,7 +42,7 @@ class Steps(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """The conversions at the two ends of a run, which are no functions of state."""
+    """The conversions at the two ends of a run, which are not functions of state."""
 
     entry: AsArrayTransformer | None
     """Takes NumPy data; None where the data is MLX's already."""

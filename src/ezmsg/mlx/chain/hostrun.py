@@ -18,7 +18,7 @@ KEPT_FLOATS = 1 << 20
 
 
 class HostRun(FusedRun):
-    """No MLX evaluation between the stages, each of which waits some 40 us for MLX's thread. Takes all lengths."""
+    """No MLX evaluation between the stages, each of which would wait for MLX's thread. Takes all lengths."""
 
     how = "with NumPy and numba"
 

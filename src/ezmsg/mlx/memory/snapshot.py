@@ -12,7 +12,7 @@ from .system import device_memory, process_memory
 
 @dataclasses.dataclass(frozen=True)
 class MemorySnapshot:
-    """Memory of this process at one moment, in MiB. NaN: this platform does not tell, or not yet."""
+    """Memory of this process at one moment, in MiB. NaN: this platform does not give it, or not yet."""
 
     mlx_active: float
     """In live MLX arrays. 0 as long as MLX is not loaded, as for the next two."""
@@ -47,9 +47,9 @@ _told: set[str] = set()
 def memory_snapshot() -> MemorySnapshot:
     """The memory of this process now.
 
-    Never waits for the device, never loads MLX, and leaves MLX's cache limit alone. Takes some 60 us, also on CUDA
-    while the device is busy; once 16 ms there, to reach the driver. A metric that the platform cannot give is NaN,
-    which is logged once (INFO).
+    Never waits for the device, never loads MLX, and leaves MLX's cache limit alone. It is cheap enough for every
+    message, also on CUDA while the device is busy, but for the first call there, which has to reach the driver. A
+    metric that the platform cannot give is NaN, which is logged once (INFO).
     """
     # Not imported: what has not been loaded uses nothing, and loading it is not the business of an observer.
     mx = sys.modules.get("mlx.core")

@@ -66,11 +66,11 @@ def process_recording(
     log says so once, INFO), and an interrupted run starts over. Reading a checkpoint cannot run code.
 
     Args:
-        source: The recording, such as :obj:`ezmsg.mlx.NWBSource`.
-        chain_factory: Builds the chain, for this recording alone: a callable that takes and returns a message, such as
-            a transformer, or a sequence of them, applied in order. One that returns a list or tuple has its messages
-            fed on one by one; None ends the message there.
-        sink: Where the results go, such as :obj:`ezmsg.mlx.ZarrSink`. Closed at the end, whatever happens.
+        source: The recording, for example an :obj:`ezmsg.mlx.NWBSource`.
+        chain_factory: Builds the chain, for this recording alone: a transformer, or another callable that takes and
+            returns a message, or a sequence of them, applied in order. One that returns a list or tuple has its
+            messages fed on one by one; None ends the message there.
+        sink: Where the results go, for example a :obj:`ezmsg.mlx.ZarrSink`. Closed at the end, whatever happens.
         rechunk: How the recording is cut before the chain, so that the chain sees few message lengths and the same
             ones however the file is read: 3000 samples, 0.1 s at 30 kHz, by default. None: as the source reads it.
         checkpoint_seconds: Seconds of the recording between checkpoints, ``math.inf`` for none.

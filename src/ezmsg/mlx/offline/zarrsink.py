@@ -53,7 +53,7 @@ class ZarrSink:
     Raises:
         ImportError: The extra ``offline`` is not installed.
         ValueError: *chunk_mb* is not finite and above 0, or *wait* is below 0.
-        TypeError: *path* is no path; *chunk_mb* or *wait* is no number (bool is none).
+        TypeError: *path* is not a path; *chunk_mb* or *wait* is not a number (a bool is not).
     """
 
     def __init__(self, path: str | os.PathLike, *, chunk_mb: float = 4.0, wait: float = 0.0) -> None:

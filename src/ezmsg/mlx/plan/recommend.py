@@ -1,6 +1,6 @@
 """Find the limit on MLX's buffer cache that a chain of processing steps needs, by running it.
 
-A limit below the working set of the steady message costs 30-70 % of the speed; one above it costs memory only. How
+A limit below the working set of the steady message costs speed; one above it costs memory only. How
 large the working set is follows from what a chain keeps alive while it computes, which no formula knows::
 
     recommendation = recommend_cache_limit([to_mlx, highpass, power, to_numpy], messages)
@@ -86,7 +86,7 @@ def measure_working_set(
 
     Returns:
         The working set in MiB: with a cache at least as large, no repetition asks the system for memory. Memory of
-        live arrays, such as the state of the chain, is not part of it.
+        live arrays, for example the state of the chain, is not part of it.
 
     Raises:
         As :func:`recommend_cache_limit`.
@@ -113,9 +113,8 @@ def recommend_cache_limit(
     * On a GPU (Metal, CUDA) a full cache drops what was used least recently. The limit holds the steady message and the
       costliest of the rarer ones, which then neither pushes the steady one out nor allocates everything it frees anew.
     * On the CPU a full cache turns away what is freed, and buffers of lengths that do not come again stay for good.
-      They take the place of the steady message's wherever they come first: with a limit of one working set, the four
-      longest messages of a stream at its start cost the steady one 40 % of its cache for good; with a message in
-      each node of the chain at once it lost 60 %. So the limit holds all lengths in *messages*, up to
+      They take the place of the steady message's wherever they come first, so that a few long messages at the start of
+      a stream can cost the steady one half of its cache for good. So the limit holds all lengths in *messages*, up to
       :data:`MOST_HELD` of them. A stream of more lengths is irregular: further ones would be without end, so the limit
       holds the steady message and the costliest of the others, as on a GPU.
 
@@ -132,8 +131,8 @@ def recommend_cache_limit(
     process allocates anew; and ``mx.get_peak_memory()``. While it runs, no limit holds in this process.
 
     Args:
-        chain: A callable that takes a message and returns a message or an array, such as a transformer; or a sequence
-            of them, applied in order. One that returns a list, such as ``RechunkTransformer``, has its messages fed on
+        chain: A transformer, or another callable that takes a message and returns a message or an array; or a sequence
+            of them, applied in order. One that returns a list, like ``RechunkTransformer``, has its messages fed on
             one by one; None ends the message there. Or a factory: a callable without arguments that returns such a
             chain.
         messages: A sample of the stream, finite. For each length along the stream dimension the first message is
@@ -144,7 +143,7 @@ def recommend_cache_limit(
     Raises:
         ValueError: No message has samples, or *repetitions* is below 1.
         TypeError: An argument is not of its type; a step is not callable, or has state that cannot be copied; a message
-            is no AxisArray.
+            is not an AxisArray.
         RuntimeError: See :func:`ezmsg.mlx.cache.lifted_cache_limit`.
     """
     check_count("repetitions", repetitions)
