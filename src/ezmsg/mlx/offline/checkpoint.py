@@ -10,13 +10,15 @@ import functools
 import platform
 import sys
 import typing
+from collections.abc import Mapping
 from importlib import metadata
 
 import numpy as np
-from ezmsg.baseproc import BaseProcessor
+from ezmsg.baseproc import BaseProcessor, CompositeProcessor
 from ezmsg.baseproc.stateful import Stateful
 from ezmsg.util.messages.axisarray import AxisArray
 
+from ..chain import BaseChainTransformer
 from ..stream.steps import Output, Step
 from .packing import CannotPack, pack
 from .unpacking import unpack
@@ -29,6 +31,13 @@ _WITHOUT_EFFECT = frozenset({"mlx_cache_limit_mb"})
 
 class CannotSave(TypeError):
     """The state of a step cannot be saved; the message says of which one and why."""
+
+
+_BASE_ATTRIBUTES = frozenset({"_state", "_hash", "_hash_witness"})
+"""Attributes of ezmsg-baseproc's classes that change while a step runs, and that are saved or follow from messages."""
+
+Made: typing.TypeAlias = list[tuple[BaseProcessor, dict[str, object]]]
+"""A step and the parts that it consists of, each with its attributes."""
 
 
 class _Nested(typing.NamedTuple):
@@ -49,7 +58,26 @@ def description(step: Step) -> str:
         if not dataclasses.is_dataclass(settings):
             return f"{name} {settings!r}"
         fields = [field.name for field in dataclasses.fields(settings) if field.name not in _WITHOUT_EFFECT]
-        return f"{name}({', '.join(f'{field}={getattr(settings, field)!r}' for field in fields)})"
+        text = f"{name}({', '.join(f'{field}={_shown(getattr(settings, field))}' for field in fields)})"
+    parts = _parts(step)
+    return f"{text} of [{', '.join(map(description, parts.values()))}]" if parts else text
+
+
+def _shown(value: object) -> str:
+    """*value* as text that does not change from process to process, as the addresses of functions do."""
+    if isinstance(value, functools.partial):
+        return f"partial({_shown(value.func)}, {value.args!r}, {value.keywords!r})"
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    return repr(value)
+
+
+def _parts(step: object) -> Mapping[str, typing.Any]:
+    """The steps that a composite consists of, by their names; empty for any other step."""
+    if isinstance(step, BaseChainTransformer):
+        return step.stages
+    # There is no public way to the parts of ezmsg-baseproc's composites; a test notices when this one goes.
+    return step._procs if isinstance(step, CompositeProcessor) else {}
 
 
 def environment() -> str:
@@ -80,23 +108,47 @@ def _processor() -> str:
 
 def check_savable(step: Step) -> None:
     """Raise :obj:`CannotSave` for a step that may keep what nobody can see, such as a function or a generator."""
+    for part in _parts(step).values():
+        check_savable(part)
     if not isinstance(step, BaseProcessor):
         raise CannotSave(f"{description(step)} is no processor of ezmsg-baseproc, so its state is not known")
 
 
-def save(step: Step) -> bytes | None:
+def as_made(step: Step) -> Made:
+    """What attributes a step has when it is made, so that :func:`save` sees whether it keeps data in others."""
+    found: Made = [(step, dict(vars(step)))] if isinstance(step, BaseProcessor) else []
+    return [*found, *(each for part in _parts(step).values() for each in as_made(part))]
+
+
+def save(step: Step, made: Made | None = None) -> bytes | None:
     """The state of a step; None for one without.
 
+    Args:
+        step: The step.
+        made: What :func:`as_made` gave before its first message.
+
     Raises:
-        CannotSave: There is something in the state that :func:`~ezmsg.mlx.offline.packing.pack` does not hold.
+        CannotSave: There is something in the state that :func:`~ezmsg.mlx.offline.packing.pack` does not hold; or the
+            step keeps something outside of its state (ezmsg-sigproc's ButterworthZeroPhase does).
     """
     check_savable(step)
+    for part, before in made or ():
+        changed = {name for name, value in vars(part).items() if name not in before or before[name] is not value}
+        if (kept := sorted(changed - _BASE_ATTRIBUTES)) and not _is_ours(part):
+            raise CannotSave(
+                f"{type(part).__name__} keeps {', '.join(kept)} outside of its state, which cannot be saved"
+            )
     if not isinstance(step, Stateful):
         return None
     try:
         return pack(_kept(step), _packages(step))
     except CannotPack as error:
         raise CannotSave(f"the state of {type(step).__name__} cannot be saved ({error})") from error
+
+
+def _is_ours(step: object) -> bool:
+    """Whether a step is of this package, or derived from it: all that its results depend on is in its state."""
+    return any(kind.__module__.startswith("ezmsg.mlx.") for kind in type(step).__mro__)
 
 
 def _packages(step: Step) -> set[str]:
@@ -111,7 +163,8 @@ def check(step: Step, saved: bytes) -> None:
         ValueError: It cannot.
     """
     kept = unpack(saved, _packages(step))
-    if not isinstance(step, Stateful) or hasattr(step.state, "__dict__") != isinstance(kept, dict):
+    by_name = bool(_parts(step)) or (isinstance(step, Stateful) and hasattr(step.state, "__dict__"))
+    if not isinstance(step, Stateful) or by_name != isinstance(kept, dict):
         raise ValueError(f"a saved state is not one of {type(step).__name__}")
 
 
@@ -140,6 +193,8 @@ def restore(step: Step, saved: bytes) -> None:
 
 
 def _kept(step: Stateful) -> object:
+    if parts := _parts(step):
+        return {name: _Nested(_kept(part)) for name, part in parts.items() if isinstance(part, Stateful)}
     state = step.state
     if not hasattr(state, "__dict__"):
         return state
@@ -151,6 +206,10 @@ def _kept(step: Stateful) -> object:
 def _restore(step: object, kept: object) -> None:
     if not isinstance(step, Stateful):
         raise ValueError(f"A saved state is not one of {type(step).__name__}.")
+    if parts := _parts(step):
+        for name, value in typing.cast(dict[str, _Nested], kept).items():
+            _restore(parts.get(name), value.kept)
+        return
     state = step.state
     if not hasattr(state, "__dict__"):
         if isinstance(kept, (bytes, bytearray)):

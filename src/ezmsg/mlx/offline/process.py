@@ -162,6 +162,7 @@ class _ResumableStep:
     def __init__(self, step: Step, giver: str) -> None:
         self.step = step
         self.giver = giver
+        self._made = checkpoint.as_made(step)
         self.saved: bytes | None = None
         """State to go on from, until the first message with samples has come."""
 
@@ -184,7 +185,7 @@ class _ResumableStep:
         return flush
 
     def save(self) -> bytes | None:
-        return self.saved or checkpoint.save(self.step)
+        return self.saved or checkpoint.save(self.step, self._made)
 
 
 class _ResumableChain:
