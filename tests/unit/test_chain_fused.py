@@ -48,6 +48,7 @@ def way(request, monkeypatch):
 def run_as_on_a_gpu(monkeypatch) -> None:
     for module in PATHS:
         monkeypatch.setattr(f"ezmsg.mlx.{module}.default_path", lambda: "plain")
+    monkeypatch.setattr("ezmsg.mlx.chain.planning.uses_gpu", lambda: True)
     mx.disable_compile()
 
 
@@ -234,6 +235,7 @@ def test_the_lengths_of_a_rechunk_are_compiled_when_the_stream_starts(monkeypatc
 def test_one_function_is_really_compiled(monkeypatch):
     for module in PATHS:
         monkeypatch.setattr(f"ezmsg.mlx.{module}.default_path", lambda: "plain")
+    monkeypatch.setattr("ezmsg.mlx.chain.planning.uses_gpu", lambda: True)
     stages = ["square", "abs"]
     chain = compare(chains.make(stages), chains.make(stages), chains.stream([60] * 4), exact=False)
     assert runs_of(chain)[0]._functions

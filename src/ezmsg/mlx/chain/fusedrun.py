@@ -78,9 +78,10 @@ class FusedRun(abc.ABC):
         self.first, self.stop = first, first + len(transformers)
         self.stages, self.ends = tuple(stages), ends
         self._likeness = Likeness(message)
-        # Settings are known by identity: they are frozen, and changed by being replaced. The other is the hash that
-        # ezmsg-baseproc's stateful transformers keep of the messages that their state is for.
-        self._known = [(transformer, transformer.settings, _hash_of(transformer)) for transformer in transformers]
+        # Settings are known by identity: they are frozen, and changed by being replaced. The hash is the one that
+        # ezmsg-baseproc's stateful transformers keep of the messages that their state is for. It is private, and there
+        # is no public way to ask; test_chain_fused.py notices when it goes.
+        self._known = [(stage, stage.settings, getattr(stage, "_hash", None)) for stage in transformers]
         self._counting = [type(stage).advance is not FusedStage.advance for stage in self.stages]
         self._dims, self._stream_dim = list(result.dims), result.stream_dim
         self._renames = self._dims != list(message.dims) or self._stream_dim != message.stream_dim
@@ -144,7 +145,7 @@ class FusedRun(abc.ABC):
 
     def _is_set_up(self) -> bool:
         for transformer, settings, hash_ in self._known:
-            if transformer.settings is not settings or _hash_of(transformer) != hash_:
+            if transformer.settings is not settings or getattr(transformer, "_hash", None) != hash_:
                 return False
         return True
 
@@ -198,11 +199,6 @@ class FusedRun(abc.ABC):
 
     @abc.abstractmethod
     def _for_transformers(self, arrays: Arrays) -> Sequence[tuple[mx.array, ...]]: ...
-
-
-def _hash_of(transformer: object) -> object:
-    # Private in ezmsg-baseproc, which offers no public way; test_chain_fused.py notices when it goes.
-    return getattr(transformer, "_hash", None)
 
 
 ON_ENTRY = frozenset(map(np.dtype, "? i1 u1 i2 u2 i4 u4 f2 f4 f8".split()))

@@ -13,6 +13,7 @@ from ezmsg.util.messages.axisarray import AxisArray
 
 from ..asarray import AsArrayTransformer
 from ..stream.convert import is_mlx_array
+from ..stream.device import uses_gpu
 from ..stream.fusible import FusedStage, fused_stage
 from ..stream.steps import Output, Step
 from .fusedrun import ON_ENTRY, Ends, FusedRun
@@ -93,8 +94,6 @@ def _fused(passed: Sequence[Passed], lengths: tuple[int, ...] | None) -> FusedRu
         n_taken += 1
     if not stages or n_taken < 2:
         return None
-    from ..kernels import default_path
-
     parts = {
         "first": passed[0].number,
         "transformers": [step.stage for step in passed[:n_taken]],
@@ -103,7 +102,7 @@ def _fused(passed: Sequence[Passed], lengths: tuple[int, ...] | None) -> FusedRu
         "message": passed[0].message,
         "result": passed[n_taken - 1].output,
     }
-    if default_path() == "cpu":
+    if not uses_gpu():
         from .fusions.loops import compile_ahead
         from .hostrun import HostRun
 

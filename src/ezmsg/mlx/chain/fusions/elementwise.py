@@ -36,8 +36,7 @@ class FusedPow(FusedStage):
     def apply(self, x: Array, arrays: tuple[Array, ...], variant: Hashable) -> tuple[Array, tuple[Array, ...]]:
         exponent = float(self.transformer.settings.exponent)
         if isinstance(x, np.ndarray):
-            with np.errstate(all="ignore"):
-                return (np.multiply(x, x, out=x) if exponent == 2.0 else np.power(x, exponent, out=x)), arrays
+            return (np.multiply(x, x, out=x) if exponent == 2.0 else np.power(x, exponent, out=x)), arrays
         return (x * x if exponent == 2.0 else x**exponent), arrays
 
 

@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 
 def _run(recurrence: str, x: Array, coefficients: object, zi: Array, axis: int, sizes: tuple[int, ...]) -> tuple:
     """The kernel of *recurrence*, for arrays of either library."""
-    if recurrence == "ewma" and isinstance(x, np.ndarray):
+    path = default_path()
+    if recurrence == "ewma" and path == "cpu" and isinstance(x, np.ndarray):
         from .hostkernels import average
 
         return average(x, coefficients, zi, axis)
-    run = kernel(recurrence, default_path()).run
+    run = kernel(recurrence, path).run
     if not isinstance(x, np.ndarray):
         return run(x, coefficients, zi, axis, sizes)
     import mlx.core as mx
