@@ -28,7 +28,6 @@ from support import ewma_chain as shared
 from support.ewma_chain_acquisition import Acquisition, RunSettings
 from support.ewma_chain_metered import Metered, MeteredChain
 from support.interrupts import GraphInterrupts, end_all_processes
-from support.memory_view import save_plot
 
 import ezmsg.core as ez
 import numpy as np
@@ -45,6 +44,7 @@ from ezmsg.mlx import (
     MemorySnapshot,
     Pow,
 )
+from ezmsg.mlx.memory.view import save_plot
 
 
 class Chain(MeteredChain):

@@ -1,13 +1,15 @@
-"""What MemoryMonitor measures in a process, as a table for the terminal and as a picture."""
+"""What a process uses, as tables for the terminal (rich) and as a picture (matplotlib). Not imported by the package."""
+
+from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from ezmsg.mlx import MemorySnapshot
+from .snapshot import MemorySnapshot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +25,7 @@ HEADS = {
 }
 # Colours that differ for the colour-blind, too. In each panel from thick to thin, so that of curves that coincide all
 # are seen: the cache runs along its limit for long.
-PANELS = (
+PANELS: tuple[dict[str, tuple[str, str, str, float]], ...] = (
     {"footprint": ("footprint of the process", "#0072B2", "-", 2.5)},
     {
         "mlx_cache": ("MLX cache", "#D55E00", "-", 4.0),
@@ -41,6 +43,34 @@ def memory_table(memory: MemorySnapshot) -> Table:
     table.add_column("")
     values = [getattr(memory, name) for name in HEADS]
     table.add_row(*("-" if math.isnan(value) else f"{value:.0f}" for value in values), "MiB")
+    return table
+
+
+def lengths_table(shapes: Mapping[str, Any], most: int = 12) -> Table:
+    """The usual length of each node, and those that take most of the cache.
+
+    Args:
+        shapes: A :class:`~ezmsg.mlx.memory.ShapeReport` as dictionaries: what :obj:`~ezmsg.mlx.memory.MemoryMonitor`
+            sends as ``attrs["shapes"]``.
+        most: So many lengths of a node at most.
+    """
+    table = Table(box=None, pad_edge=False)
+    table.add_column("node")
+    for head in ("samples", "messages", "share", "MiB (estimate)"):
+        table.add_column(head, justify="right")
+    for node in shapes["nodes"]:
+        name = node["node"]
+        steady = max(node["lengths"], key=lambda use: use["n_messages"], default=None)
+        lengths = sorted(node["lengths"], key=lambda use: use is not steady)
+        for use in lengths[:most]:
+            share = f"{use['n_messages'] / node['n_messages']:.1%}"
+            table.add_row(name, str(use["length"]), str(use["n_messages"]), share, f"{use['estimate_mb']:.1f}")
+            name = ""
+        if rest := lengths[most:]:
+            mib = f"{sum(use['estimate_mb'] for use in rest):.1f}"
+            n_messages = sum(use["n_messages"] for use in rest)
+            share = f"{n_messages / node['n_messages']:.1%}"
+            table.add_row(name, f"{len(rest)} more", str(n_messages), share, mib)
     return table
 
 
@@ -63,7 +93,7 @@ def save_plot(rows: Sequence[tuple[float, MemorySnapshot]], path: str, stalls: S
 
     # Two panels: beside the footprint of a process the curves of MLX would be flat.
     figure, panels = pyplot.subplots(2, sharex=True, figsize=(12, 8), layout="constrained")
-    for axes, curves in zip(panels, PANELS):
+    for axes, curves in zip(panels, PANELS, strict=True):
         for name, (label, color, style, width) in curves.items():
             values = [row[name] for row in memory]
             if not all(map(math.isnan, values)):
@@ -84,7 +114,7 @@ def save_plot(rows: Sequence[tuple[float, MemorySnapshot]], path: str, stalls: S
     pyplot.close(figure)
 
 
-def _draw_limit(axes: "Axes", seconds: Sequence[float], limits: Sequence[float]) -> None:
+def _draw_limit(axes: Axes, seconds: Sequence[float], limits: Sequence[float]) -> None:
     """The limit, as a line where it has a place beside the curves, otherwise in words."""
     _, top = axes.get_ylim()
     known = [limit for limit in limits if not math.isnan(limit)]

@@ -1,0 +1,94 @@
+"""``python -m ezmsg.mlx.memory`` beside a running graph."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from helpers.examples import TIME_LIMIT
+
+from ezmsg.mlx.memory import __main__ as command
+
+pytest.importorskip("mlx.core")
+pytest.importorskip("rich")
+
+GRAPH = """
+import sys
+
+import ezmsg.core as ez
+
+import ezmsg.mlx as mlx
+
+SETTINGS = mlx.SimulatedAcquisitionSettings(n_channels=8, real_time=True, stall_every=5)
+
+
+class Chain(ez.Collection):
+    SOURCE = mlx.SimulatedAcquisition(SETTINGS)
+    TO_MLX = mlx.AsArray(mlx.AsArraySettings(backend="mlx", dtype="float32", mlx_cache_limit_mb=64.0))
+    MONITOR = mlx.MemoryMonitor(mlx.MemoryMonitorSettings(interval=0.1))
+
+    def network(self):
+        return ((self.SOURCE.OUTPUT_SIGNAL, self.TO_MLX.INPUT_SIGNAL),)
+
+
+if __name__ == "__main__":
+    ez.run(CHAIN=Chain(), graph_address=("127.0.0.1", int(sys.argv[1])), auto_start=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A graph at work with a monitor in it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    script = tmp_path_factory.mktemp("graph") / "graph.py"
+    script.write_text(GRAPH)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    graph = subprocess.Popen([sys.executable, str(script), str(port)], **quiet)
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        graph.kill()
+        graph.wait()
+
+
+def run(*options: str) -> subprocess.CompletedProcess:
+    environment = os.environ | {"COLUMNS": "100", "EZMSG_LOGLEVEL": "WARNING"}
+    line = [sys.executable, "-m", "ezmsg.mlx.memory", *options]
+    return subprocess.run(line, capture_output=True, text=True, timeout=TIME_LIMIT, env=environment)
+
+
+def test_it_shows_memory_and_lengths_of_the_process_and_draws_them(address, tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "memory.png"
+    for _ in range(60):
+        # Until the graph has started and its monitor is there; each attempt takes a second or more.
+        done = run("--address", address, "--seconds", "3", "--plot", str(picture))
+        if done.returncode == 0 and "CHAIN/TO_MLX" in done.stdout:
+            break
+    assert done.returncode == 0, done.stderr
+    heads, values = done.stdout.splitlines()[:2]
+    assert heads.split()[:4] == ["MLX", "active", "MLX", "cache"]
+    assert "64" in values.split()
+    (row,) = [line for line in done.stdout.splitlines() if "CHAIN/TO_MLX" in line]
+    assert row.split()[1] == "300"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_graph_that_is_not_there_is_told_in_one_line():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        done = run("--address", f"127.0.0.1:{taken.getsockname()[1]}")
+    assert done.returncode == 1
+    assert done.stderr.startswith("There is no graph at 127.0.0.1:") and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("options", [["--address", "here"], ["--seconds", "soon"]])
+def test_wrong_options_are_refused(options, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        command.main(options)
+    assert stopped.value.code == 2
+    assert options[1] in capsys.readouterr().err
