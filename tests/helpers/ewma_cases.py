@@ -194,5 +194,23 @@ def transformer_takes_any_real_dtype_and_leaves_it_as_it_is(path: str, dtype: st
     np.testing.assert_array_equal(np.array(x.astype(mx.float32, stream=mx.cpu)), values)
 
 
+@OWN_CASES.add()
+def with_alpha_of_1_each_message_is_its_own_average(path: str) -> None:
+    x = noise(700, 3) * 1e3
+    x[[5, 400], 1] = math.nan
+    pieces = np.split(x, [1, 2, 40, 41, 400])
+    with using(path):
+        # A time constant of a thousandth of a sample: alpha rounds to 1.
+        transformer = EWMATransformer(time_constant=1e-3 / FS)
+        for piece in pieces:
+            np.testing.assert_array_equal(filtered(transformer, mx.array(piece)), piece)
+        assert transformer.state.alpha == 1.0
+    for state in (None, zero_state(x.shape)):
+        for piece in pieces:
+            y, state = EWMA.function(mx.array(piece), 1.0, state, axis=0, path=path)
+            np.testing.assert_array_equal(np.array(y), piece)
+            assert not np.array(state).any()
+
+
 CASES = {**{name: functools.partial(case, EWMA) for name, case in GENERAL_CASES.items()}, **OWN_CASES}
 """All, for kernels that only this recurrence has."""

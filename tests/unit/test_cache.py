@@ -925,6 +925,37 @@ def test_forked_child_of_a_process_that_used_mlx_keeps_its_limit_and_says_so():
 
 @needs_cpu_only
 @in_fresh_process
+def test_an_array_that_is_alive_is_use_of_mlx_to_a_forked_child_whatever_was_reset():
+    import mlx.core as mx
+
+    alive = mx.ones(3) * 2
+    mx.eval(alive)
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    assert mx.get_cache_memory() == mx.get_peak_memory() == 0 < mx.get_active_memory()
+    values, calls, warnings, _ = in_forked_child(convert_in_child)
+    assert values == EXPECTED
+    assert calls["set_cache_limit"] == 0
+    assert len(warnings) == 1 and "was forked from one that had used MLX" in warnings[0]
+
+
+@needs_cpu_only
+@in_fresh_process
+def test_a_child_forked_while_the_limit_is_lifted_says_the_same_in_its_warning_and_when_asked():
+    import mlx.core as mx
+
+    mx.eval(to_mlx(256.0)(message(np.ones((3, 2), "f4"))).data * 2)
+    with lifted_cache_limit():
+        values, calls, warnings, limit = in_forked_child(convert_in_child)
+    assert values == EXPECTED
+    assert calls["set_cache_limit"] == 0
+    assert limit.source == "outside" and limit.limit_mb > 2**40
+    assert len(warnings) == 1 and f"{limit.limit_mb:g} MiB stays in force" in warnings[0]
+    assert cache_limit().limit_mb == 256.0
+
+
+@needs_cpu_only
+@in_fresh_process
 def test_forked_child_says_nothing_where_nobody_asks_for_a_limit():
     import mlx.core as mx
 

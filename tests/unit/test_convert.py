@@ -151,6 +151,17 @@ def layouts() -> dict[str, np.ndarray]:
     }
 
 
+@pytest.mark.parametrize("dtype", EXACT)
+def test_reversed_arrays_of_every_dtype_arrive_in_their_order(dtype):
+    # Of one byte an element, they would pass as contiguous where only sizes are looked at.
+    data = samples(dtype)
+    for view in (data[::-1], data[:, ::-1], data[::-1, ::-1], data.ravel()[::-1], data[::-2], data[:, :1][::-1]):
+        result, narrowed = numpy_to_mlx(view)
+        assert_same(result, view.copy())
+        assert narrowed == ""
+        np.testing.assert_array_equal(mlx_to_numpy(result), view, strict=True)
+
+
 @pytest.mark.parametrize("layout", layouts())
 def test_every_layout_arrives_with_its_shape_and_values(layout):
     data = layouts()[layout]

@@ -17,6 +17,7 @@ import pytest
 from ezmsg.util.messages.axisarray import AxisArray
 
 from ezmsg.mlx import EWMATransformer, RechunkSettings
+from ezmsg.mlx.offline.checkpoint import CannotSave, save
 from ezmsg.mlx.offline.packing import CannotPack, pack
 from ezmsg.mlx.offline.unpacking import unpack
 from ezmsg.mlx.stream.segments import Segment
@@ -181,6 +182,19 @@ def test_what_is_one_object_stays_one():
 def test_what_may_do_something_is_not_packed(value):
     with pytest.raises(CannotPack, match="it holds a"):
         pack([value], OWN)
+
+
+def test_devices_and_streams_of_mlx_are_not_packed():
+    import mlx.core as mx
+
+    # They come from the same module as dtypes, which are, and mean nothing in another process.
+    for value in (mx.Device(mx.cpu), mx.default_stream(mx.cpu), mx.cpu):
+        with pytest.raises(CannotPack, match=f"it holds a .*{type(value).__name__}"):
+            pack([value], OWN)
+    step = EWMATransformer(time_constant=1.0)
+    step.state.zi = mx.default_stream(mx.cpu)
+    with pytest.raises(CannotSave, match="the state of EWMATransformer cannot be saved .*Stream"):
+        save(step)
 
 
 def test_classes_of_other_packages_are_neither_packed_nor_built():

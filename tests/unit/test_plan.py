@@ -116,6 +116,31 @@ def test_repetitions_are_one_stream_without_gaps():
     assert len(spans[4:]) == 4 + 2
 
 
+def test_one_repetition_is_the_message_itself():
+    calls = []
+
+    def note(message: AxisArray) -> AxisArray:
+        calls.append(message.axes["time"].offset)
+        return keeping(3)(message)
+
+    assert measure_working_set(note, message(800, offset=2.0), repetitions=1) == pytest.approx(
+        3 * 800 * SAMPLE_MB, abs=0.05
+    )
+    assert calls == [2.0]
+    recommendation = recommend_cache_limit(note, [message(800), message(1600)], repetitions=1)
+    assert recommendation.working_set_mb == pytest.approx(3 * 800 * SAMPLE_MB, abs=0.05)
+
+
+def test_a_step_may_be_a_function_that_calls_itself():
+    counter = Counter()
+
+    def again(message: AxisArray, depth: int = 3) -> AxisArray:
+        return counter(message) if depth == 0 else again(message, depth - 1)
+
+    measure_working_set([again, keeping(2)], message(800), repetitions=2)
+    assert counter.n_calls == 2
+
+
 def test_chain_that_emits_now_and_then_shows_its_working_set_with_enough_repetitions():
     seen = []
 

@@ -134,6 +134,8 @@ class FilterTransformer(
 
     def _place_of(self, data: npt.NDArray | mx.array, coefficients: Coefficients) -> str:
         """Where *data* is filtered, and where the state is kept."""
+        if isinstance(data, np.ndarray):
+            return HOST
         if not is_mlx_array(data) or coefficients.is_fir:
             return type(data).__module__.partition(".")[0]
         if not self.settings.use_mlx_metal:
@@ -238,6 +240,8 @@ class FilterTransformer(
         if self.settings is not self._in_force or self._place_of(message.data, self._coefficients) != self._state.place:
             self._take_up(message)
         state = self._state
+        if isinstance(message.data, np.ndarray):
+            return super()._process(message)
         if state.place != KERNEL:
             result = super()._process(for_sigproc(message, state.place))
             return replace(message, data=to_mlx(result.data)) if is_mlx_array(message.data) else result

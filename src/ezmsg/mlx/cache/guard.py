@@ -231,7 +231,7 @@ class CacheGuard:
         )
 
     def _tell_fork(self) -> None:
-        kept = "MLX's default" if self._in_force is None else in_mib(self._in_force)
+        kept = "MLX's default" if self.source.limit_mb is None else f"{self.source.limit_mb:g} MiB"
         self._tell_once(
             "fork",
             f"This process was forked from one that had used MLX, and changing the MLX cache limit here would hang; "
