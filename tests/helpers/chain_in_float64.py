@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.signal import lfilter, sosfilt, sosfilt_zi
 
+from ezmsg.mlx.kernels.layout import LARGEST_SAMPLE
+
 LARGEST = float(np.finfo(np.float32).max)
 TOLERANCE = 1e-5
 """Of the largest finite sample that a stage gets."""
@@ -45,11 +47,11 @@ def _rounded(x: Array, error: Array) -> Stream:
     return Stream(np.where(np.abs(x) > LARGEST, np.copysign(np.inf, x), x), error)
 
 
-def _finite_only(x: Array, is_finite: npt.NDArray[np.bool_], function: Callable[[Array], Array]) -> Array:
-    """*function* of the finite samples of each channel, as if there were no others; those stay as they are."""
+def _taken_only(x: Array, is_taken: npt.NDArray[np.bool_], function: Callable[[Array], Array]) -> Array:
+    """*function* of the samples of each channel that are taken, as if there were no others; those stay as they are."""
     y = x.copy()
     for channel in range(x.shape[1]):
-        rows = is_finite[:, channel]
+        rows = is_taken[:, channel]
         if rows.any():
             y[rows, channel] = function(x[rows, channel])
     return y
@@ -60,7 +62,7 @@ def average(stream: Stream, decay: float) -> Stream:
         weights = -np.expm1(np.arange(1, len(x) + 1) * math.log(decay))
         return lfilter([1.0 - decay], [1.0, -decay], x) / weights
 
-    y = _finite_only(stream.x, np.isfinite(stream.x), corrected)
+    y = _taken_only(stream.x, np.abs(stream.x) <= LARGEST_SAMPLE, corrected)
     return Stream(y, stream.error + TOLERANCE * stream.size)
 
 
@@ -79,7 +81,7 @@ def power(stream: Stream, exponent: float) -> Stream:
 
 def sections(stream: Stream, sos: npt.NDArray) -> Stream:
     """A channel begins as if its first sample had been there for ever."""
-    is_finite = np.abs(stream.x) <= 1e30
+    is_finite = np.abs(stream.x) <= LARGEST_SAMPLE
     y = stream.x.copy()
     for channel in range(y.shape[1]):
         rows = is_finite[:, channel]

@@ -16,6 +16,8 @@ from scipy.signal import butter, cheby2, iirnotch, lfilter, sosfilt_zi, tf2sos
 from scipy.signal import sosfilt as scipy_sosfilt
 
 from ezmsg.mlx.ewma import ewma
+from ezmsg.mlx.kernels.layout import LARGEST_SAMPLE, LARGEST_SCORED
+from ezmsg.mlx.scaler import zscore
 from ezmsg.mlx.sosfilt import sosfilt
 
 FS = 30000.0
@@ -93,6 +95,21 @@ class Recurrence(Generic[Coefficients]):
     tolerance: float
     """Largest error, relative to the largest sample; relative to the largest result it is 1e-5."""
 
+    kernel: str = ""
+    """Of the module in each folder of kernels, where it is not *name*."""
+
+    forms: tuple[bool, ...] = (True, False)
+    """Whether the function takes a state of pairs, and whether it takes one of single values."""
+
+    is_interleaved: bool = False
+    """Whether pairs of a state are one after the other; else the first halves of all are first."""
+
+    scales: tuple[bool, ...] | None = None
+    """Which entries of the settled state are in proportion to the samples; None: all."""
+
+    largest: float = LARGEST_SAMPLE
+    """Largest magnitude of a sample that it takes."""
+
     def state_shape(
         self, shape: tuple[int, ...], axis: int, *, pair: bool, coefficients: Coefficients | None = None
     ) -> tuple[int, ...]:
@@ -107,17 +124,29 @@ class Recurrence(Generic[Coefficients]):
         """scipy's state after a long time of the first sample of each channel."""
         settled = self.settled(coefficients)
         shape = (*settled.shape[:-1], *(settled.shape[-1] if dim == axis else 1 for dim in range(x.ndim)))
-        return settled.reshape(shape) * x.take([0], axis).astype(np.float64)
+        scales = np.array(settled.size * (True,) if self.scales is None else self.scales).reshape(shape)
+        return settled.reshape(shape) * np.where(scales, x.take([0], axis).astype(np.float64), 1.0)
 
     def pairs_of(self, zi: Float64, axis: int = 0) -> mx.array:
         """scipy's state *zi* as pairs of float32."""
-        high = zi.astype(np.float32)
-        return mx.array(np.concatenate([high, (zi - high).astype(np.float32)], axis=self.state_axis(axis)))
+        axis = self.state_axis(axis)
+        halves = zi.astype(np.float32), (zi - zi.astype(np.float32)).astype(np.float32)
+        if not self.is_interleaved:
+            return mx.array(np.concatenate(halves, axis=axis))
+        shape = [2 * n if dim == axis else n for dim, n in enumerate(zi.shape)]
+        return mx.array(np.stack(halves, axis=axis + 1).reshape(shape))
 
     def state_of(self, pairs: mx.array, axis: int = 0) -> Float64:
         """The inverse of :meth:`pairs_of`."""
-        high, low = np.split(np.array(pairs), 2, axis=self.state_axis(axis))
-        return high.astype(np.float64) + low
+        halves, axis = np.array(pairs).astype(np.float64), self.state_axis(axis)
+        if not self.is_interleaved:
+            return np.add(*np.split(halves, 2, axis=axis))
+        before = (slice(None),) * axis
+        return halves[(*before, slice(0, None, 2))] + halves[(*before, slice(1, None, 2))]
+
+    def given(self, zi: Float64, axis: int = 0) -> mx.array:
+        """*zi* as single values, where the function takes them."""
+        return mx.array(zi) if False in self.forms else self.pairs_of(zi, axis)
 
     def reference(
         self, x: npt.ArrayLike, coefficients: Coefficients, zi: Float64 | None = None, axis: int = 0
@@ -132,7 +161,7 @@ class Recurrence(Generic[Coefficients]):
         """scipy's result for *x*, time first, if bad samples are taken out and put back as they are."""
         expected = x.astype(np.float64)
         for channel in range(x.shape[1]):
-            good = np.abs(x[:, channel]) <= 1e30
+            good = np.abs(x[:, channel]) <= self.largest
             if good.any():
                 expected[good, channel], _ = self.reference(x[good, channel], coefficients, zi[..., channel])
         return expected
@@ -176,6 +205,70 @@ EWMA = Recurrence[float](
     tolerance=1e-5,
 )
 
+
+def corrected_in_turn(x: Float64, alpha: float, zi: Float64, axis: int) -> tuple[Float64, Float64]:
+    """Averages that are corrected for their start, sample by sample; the state is ``(1 - alpha) * y`` and a weight."""
+    x, (z, weight) = np.moveaxis(x, axis, 0), np.moveaxis(zi, axis, 0)
+    y = np.empty(x.shape)
+    for n, sample in enumerate(x):
+        average = alpha * sample + z
+        z, weight = (1.0 - alpha) * average, weight + alpha * (1.0 - weight)
+        y[n] = average / weight
+    return np.moveaxis(y, 0, axis), np.moveaxis(np.stack([z, weight]), 0, axis)
+
+
+def scores_in_turn(x: Float64, alpha: float, zi: Float64, axis: int) -> tuple[Float64, Float64]:
+    """z-scores, sample by sample; the state is mean, variance and weight."""
+    x, (mean, var, weight) = np.moveaxis(x, axis, 0), np.moveaxis(zi, axis, 0)
+    y = np.zeros(x.shape)
+    for n, sample in enumerate(x):
+        before, weight = weight, weight + alpha * (1.0 - weight)
+        share, rest = alpha / weight, (1.0 - alpha) * before / weight
+        delta = sample - mean
+        mean, var = mean + share * delta, rest * (var + share * delta**2)
+        varies = var > (2.0**-40 * mean) ** 2
+        y[n] = np.where(varies, rest * delta / np.sqrt(np.where(varies, var, 1.0)), 0.0)
+    return np.moveaxis(y, 0, axis), np.moveaxis(np.stack([mean, var, weight]), 0, axis)
+
+
+def _corrected_ewma(x: mx.array, alpha: float, zi: mx.array | None = None, **arguments) -> tuple[mx.array, mx.array]:
+    axis = arguments.get("axis", -1)
+    if zi is None and isinstance(axis, int) and not isinstance(axis, bool) and -x.ndim <= axis < x.ndim:
+        zi = mx.zeros([4 if dim == axis % x.ndim else n for dim, n in enumerate(x.shape)])
+    return ewma(x, alpha, zi, **arguments)
+
+
+SOME = ("0.001 s", "1.0 s", "300.0 s", "alpha 0.5", "alpha 0.999999")
+"""References in turn take a second each. Nearer to an alpha of 1, scores are of what rounding leaves."""
+
+CORRECTED = dataclasses.replace(
+    EWMA,
+    name="corrected",
+    coefficients={name: EWMA.coefficients[name] for name in SOME},
+    kernel="ewma",
+    function=_corrected_ewma,
+    scipy=corrected_in_turn,
+    settled=lambda alpha: np.array([1.0 - alpha, 1.0]),
+    starts_with_a_pair=True,
+    forms=(True,),
+    is_interleaved=True,
+    scales=(True, False),
+)
+
+ZSCORE = dataclasses.replace(
+    EWMA,
+    name="zscore",
+    coefficients=CORRECTED.coefficients,
+    function=zscore,
+    scipy=scores_in_turn,
+    settled=lambda alpha: np.array([1.0, 1.0, 1.0]),
+    starts_with_a_pair=True,
+    forms=(True,),
+    is_interleaved=True,
+    scales=(True, False, False),
+    largest=LARGEST_SCORED,
+)
+
 BAND_PASS = butter(4, (300.0, 5000.0), "bandpass", fs=FS, output="sos")
 HIGH_PASS = butter(4, 0.5, "highpass", fs=FS, output="sos")
 
@@ -206,4 +299,4 @@ SOSFILT = Recurrence[Float64](
     tolerance=1e-6,
 )
 
-RECURRENCES = {recurrence.name: recurrence for recurrence in (EWMA, SOSFILT)}
+RECURRENCES = {recurrence.name: recurrence for recurrence in (EWMA, CORRECTED, ZSCORE, SOSFILT)}

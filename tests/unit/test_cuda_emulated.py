@@ -24,6 +24,8 @@ from ezmsg.mlx.kernels.cuda.kernel import cuda_kernel
 # Some of all coefficients, for each number of sections is a kernel of its own, which takes most of a second to build.
 SOME = {
     "ewma": ("0.01 s", "300.0 s", "alpha 0.999999"),
+    "corrected": ("0.001 s", "300.0 s", "alpha 0.999999"),
+    "zscore": ("0.001 s", "300.0 s", "alpha 0.999999"),
     "sosfilt": (
         "band-pass 2",
         "band-pass 0.5 to 10000 Hz 3",

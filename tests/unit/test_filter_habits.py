@@ -23,6 +23,7 @@ import ezmsg.mlx.filter
 from ezmsg.mlx.kernels import kernel
 
 HOW = ["sync", "async"]
+AVERAGES = ["EWMA", "scaler"]
 # Of ezmsg-baseproc: the setting "axis" is deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
@@ -143,21 +144,45 @@ def test_configured_axis_takes_the_place_of_the_stream_dimension(path, habits):
     check_close(filtered(habits.make(axis="win"), mx.array(x), **fields), habits.expected_of(x), habits.tolerance)
 
 
-@pytest.mark.parametrize("name", ["EWMA", "scaler"])
+@pytest.mark.parametrize("name", AVERAGES)
 def test_numpy_data_is_left_to_sigproc_and_the_backend_may_change_within_the_stream(path, name):
     habits, x = TRANSFORMERS[name], noise(400, 2) + 5
-    ours = habits.make()
-    for backend in ("numpy", "mlx", "numpy", "mlx"):
-        theirs = habits.make_theirs()
+    ours, theirs = habits.make(), habits.make_theirs()
+    for n, backend in enumerate(("numpy", "mlx", "numpy", "mlx")):
         for piece in np.split(x.astype(np.float64), 4):
             expected = filtered(theirs, piece)
             given = message(piece if backend == "numpy" else mx.array(piece.astype(np.float32)))
             result = ours(given)
             assert type(result.data) is type(given.data)
-            if backend == "numpy":
+            if n == 0:
                 np.testing.assert_array_equal(result.data, expected)
             else:
-                check_close(result.data, expected, habits.tolerance)
+                check_close(np.asarray(result.data, np.float32), expected, habits.tolerance)
+
+
+@pytest.mark.parametrize("name", AVERAGES)
+@pytest.mark.parametrize("first", ["numpy", "mlx"])
+def test_channel_that_was_dead_under_one_backend_begins_under_the_other(path, name, first):
+    habits, dead, x = TRANSFORMERS[name], noise(200, 2), noise(400, 2) + 5
+    dead[:, 0] = math.nan
+    given = {"numpy": lambda data: data.astype(np.float64), "mlx": mx.array}
+    (second,) = given.keys() - {first}
+    transformer = habits.make()
+    filtered(transformer, given[first](dead))
+    y = filtered(transformer, given[second](x))
+    # ezmsg-sigproc counts samples and not those of a channel.
+    start = 0 if second == "mlx" else 399
+    np.testing.assert_allclose(y[start:, 0], habits.expected_of(x)[start:, 0], atol=1e-4 if second == "mlx" else 3.0)
+
+
+@pytest.mark.parametrize("name", AVERAGES)
+def test_another_backend_and_another_stream_at_once_start_anew(path, name):
+    habits, x = TRANSFORMERS[name], noise(100, 2) + 5
+    for to_backends in ((np.asarray, mx.array), (mx.array, np.asarray)):
+        transformer = habits.make()
+        first, second = (to_backend(x) for to_backend in to_backends)
+        filtered(transformer, first, key="a")
+        check_close(np.float32(filtered(transformer, second, key="b")), habits.expected_of(x), habits.tolerance)
 
 
 # ------------------------------------------------------------------------------------------------------------ resets
@@ -362,7 +387,7 @@ def test_filter_outputs_that_nobody_reads_do_not_grow_memory_on_cuda(monkeypatch
             assert unread(transformer, 64) < 2**17
 
 
-@pytest.mark.parametrize("name", ["EWMA", "filter"])
+@pytest.mark.parametrize("name", ["EWMA", "scaler", "filter"])
 def test_state_without_transformers_can_be_pickled_and_taken_up_by_another_transformer(path, name):
     habits, x, state, pieces = TRANSFORMERS[name], noise(1200, 2) + 5, None, []
     for piece in np.split(x, 4):

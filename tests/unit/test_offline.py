@@ -434,12 +434,12 @@ def test_mlx_dtypes_and_arrays_of_all_kinds_survive_in_a_state():
 
     one, other = EWMATransformer(time_constant=1.0), EWMATransformer(time_constant=1.0)
     one.state.zi = mx.array([1.5, -0.0, math.inf]).astype(mx.bfloat16)
-    one.state.weight = mx.arange(3, dtype=mx.int64)
+    one.state.bias_corr = mx.arange(3, dtype=mx.int64)
     one.state.stream_dim = mx.float16
     checkpoint.restore(other, checkpoint.save(one))
-    assert other.state.zi.dtype == mx.bfloat16 and other.state.weight.dtype == mx.int64
+    assert other.state.zi.dtype == mx.bfloat16 and other.state.bias_corr.dtype == mx.int64
     assert other.state.stream_dim == mx.float16
-    for name in ("zi", "weight"):
+    for name in ("zi", "bias_corr"):
         a, b = (np.array(getattr(step.state, name).astype(mx.float32)) for step in (one, other))
         assert a.tobytes() == b.tobytes()
 

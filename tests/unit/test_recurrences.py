@@ -69,12 +69,13 @@ def test_axis_must_be_an_integer(recurrence, axis):
 
 @pytest.mark.parametrize("n", [0, 5])
 def test_state_of_another_shape_is_refused(recurrence, n):
-    single, pair = (recurrence.state_shape((n, 3), 0, pair=pair) for pair in (False, True))
-    axis = recurrence.state_axis(0)
-    wrong = [single[:-1], (1, *single), (*single, 1), (*single[:-1], 4), (single[0] + 2, *single[1:])]
-    wrong += [(*single[:axis], length, 3) for length in (0, 3, 5)]
+    taken = [recurrence.state_shape((n, 3), 0, pair=pair) for pair in recurrence.forms]
+    named = [re.escape(str(each)) for each in reversed(taken)]
+    shape, axis = taken[-1], recurrence.state_axis(0)
+    wrong = [shape[:-1], (1, *shape), (*shape, 1), (*shape[:-1], 4), (shape[0] + 5, *shape[1:])]
+    wrong += [(*shape[:axis], length, 3) for length in (0, 3, 5)]
     for shape in wrong:
-        with pytest.raises(ValueError, match=f"zi has shape .*{re.escape(str(single))}.*{re.escape(str(pair))}"):
+        with pytest.raises(ValueError, match=".*".join(["zi has shape", *named])):
             recurrence.function(mx.zeros((n, 3)), recurrence.short, mx.zeros(shape), axis=0)
 
 
@@ -93,7 +94,7 @@ def test_unknown_path_is_refused_with_those_known(recurrence, path):
 
 @pytest.mark.parametrize("name", ["x", "zi"])
 def test_arrays_of_other_libraries_are_refused(recurrence, name):
-    zi = mx.zeros(recurrence.state_shape((5,), 0, pair=False))
+    zi = mx.zeros(recurrence.state_shape((5,), 0, pair=recurrence.forms[-1]))
     arrays = {"x": mx.zeros((5,)), "zi": zi, name: np.zeros(5, np.float32)}
     with pytest.raises(TypeError, match=f"{name} is a ndarray.*MLX array"):
         recurrence.function(arrays["x"], recurrence.short, arrays["zi"])
@@ -104,7 +105,7 @@ def test_complex_data_and_state_are_refused(recurrence, n):
     x = mx.zeros((n, 3))
     with pytest.raises(TypeError, match="complex64"):
         recurrence.function(x.astype(mx.complex64), recurrence.short, axis=0)
-    zi = mx.zeros(recurrence.state_shape(x.shape, 0, pair=False), dtype=mx.complex64)
+    zi = mx.zeros(recurrence.state_shape(x.shape, 0, pair=recurrence.forms[-1]), dtype=mx.complex64)
     with pytest.raises(TypeError, match="complex64"):
         recurrence.function(x, recurrence.short, zi, axis=0)
 
@@ -112,7 +113,7 @@ def test_complex_data_and_state_are_refused(recurrence, n):
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("shape", "axis"), [((0, 3), 0), ((3, 0), 1), ((2, 0, 3), 1), ((5, 0), 0), ((0,), -1)])
 def test_no_samples_or_no_channels_give_an_empty_float32_and_the_state_unchanged(recurrence, path, shape, axis):
-    for pair in (False, True):
+    for pair in recurrence.forms:
         zi = mx.full(recurrence.state_shape(shape, axis, pair=pair), 0.5)
         y, zf = recurrence.function(mx.zeros(shape, dtype=mx.int16), recurrence.short, zi, axis=axis, path=path)
         assert (y.shape, y.dtype) == (shape, mx.float32)
@@ -137,7 +138,8 @@ def taken(recurrence, monkeypatch) -> list[str]:
         return SimpleNamespace(run=run)
 
     for path in ("cpu", "cuda", "metal", "plain"):
-        monkeypatch.setitem(sys.modules, f"ezmsg.mlx.kernels.{path}.{recurrence.name}", stand_in(path))
+        name = f"ezmsg.mlx.kernels.{path}.{recurrence.kernel or recurrence.name}"
+        monkeypatch.setitem(sys.modules, name, stand_in(path))
     # They would have nothing to prove.
     monkeypatch.setattr(proof, "holds", lambda recurrence, path, kernel: True)
     module.kernel.cache_clear()
@@ -172,7 +174,7 @@ def test_path_follows_the_default_device_at_call_time(recurrence, taken, monkeyp
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("n", [1, 32, 40, 1024, 1500])
 def test_results_share_no_memory_with_the_arguments_or_each_other(recurrence, path, n):
-    for pair in (False, True):
+    for pair in recurrence.forms:
         x, zi = mx.array(noise(n, 3)), mx.array(noise(*recurrence.state_shape((n, 3), 0, pair=pair)))
         y, zf = recurrence.function(x, recurrence.short, zi, axis=0, path=path)
         mx.eval(y, zf)

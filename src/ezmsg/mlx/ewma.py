@@ -6,6 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 import ezmsg.sigproc.ewma as sigproc
+import numpy as np
+import numpy.typing as npt
 from ezmsg.baseproc import (
     BaseStatefulTransformer,
     BaseTransformerUnit,
@@ -17,9 +19,9 @@ from ezmsg.util.messages.util import replace
 from .kernels import Path, check_path, default_path, kernel
 from .kernels.scheduling import schedule_after, schedule_before
 from .scan import normalize_axis, normalize_chunk_sizes
-from .stream.checks import as_float, check_fields, check_message, check_mlx, is_real
+from .stream.averaging import MIN_ALPHA, AveragesStream, alpha_of, pairs_of, values_of, weight_after
+from .stream.checks import as_float, check_fields, check_mlx, is_real
 from .stream.convert import as_float32, is_mlx_array
-from .stream.sampling import is_same_rate, sampling_period, stream_dimension, with_known_rate
 from .stream.settings import TransformerTakesSettings, UnitTakesSettings
 
 if TYPE_CHECKING:
@@ -31,11 +33,17 @@ MAX_CHUNK_SIZE = 1024
 CHUNK_SIZES = (32, MAX_CHUNK_SIZE)
 """Samples a launch, by default: one size for short messages and one for long ones."""
 
-MIN_ALPHA = 2.0**-52
-"""Least weight of the newest sample in a stream: with half of it, ``1 - alpha`` may be 1 in float64, and far below it
-the weights that correct the bias are lost in float32. After 4e10 samples the first weighs 1e-5 less than the last."""
-
 _OPERATION = "an exponentially weighted moving average"
+
+
+def check_alpha(alpha: float) -> None:
+    """Check the weight of the newest sample.
+
+    Raises:
+        ValueError: *alpha* is not a number > 0 and <= 1.
+    """
+    if not ((type(alpha) is float or is_real(alpha)) and 0.0 < alpha <= 1.0):
+        raise ValueError(f"alpha is {alpha!r}; allowed is a number > 0 and <= 1.")
 
 
 def ewma(
@@ -63,6 +71,8 @@ def ewma(
         zi: State as scipy's ``lfilter`` leaves it, ``(1 - alpha) * y[-1]``, of the shape of *x* with length 1 along
             *axis*; or with length 2, the second entry being what the first lost in rounding to float32, which
             averages over more than a second at 30 kHz need when the data comes in pieces. None: zero, with length 1.
+            With length 4, of which the last two are the weight of the samples so far in the same form, results are
+            corrected for the start from zero; zeros are the start.
         axis: The axis to average along.
         chunk_sizes: Samples a launch, where a kernel is compiled for fixed sizes: integers from 1 to 1024.
         path: Kernels to use: ``"cpu"`` (numba), ``"cuda"``, ``"metal"`` or ``"plain"`` (MLX operations, on any
@@ -77,8 +87,7 @@ def ewma(
     """
     import mlx.core as mx
 
-    if not ((type(alpha) is float or is_real(alpha)) and 0.0 < alpha <= 1.0):
-        raise ValueError(f"alpha is {alpha!r}; allowed is a number > 0 and <= 1.")
+    check_alpha(alpha)
     if path is not None:
         check_path(path)
     # The usual case costs no call: a short message is a matter of microseconds.
@@ -89,20 +98,20 @@ def ewma(
     if chunk_sizes is not CHUNK_SIZES:
         chunk_sizes = normalize_chunk_sizes(chunk_sizes, MAX_CHUNK_SIZE)
     before, after = shape[:axis], shape[axis + 1 :]
-    is_pair = zi is not None and zi.shape == (*before, 2, *after)
     if zi is None:
         zi = mx.zeros((*before, 1, *after))
-    elif not is_pair and zi.shape != (*before, 1, *after):
+    length = zi.shape[axis] if zi.ndim == len(shape) else 0
+    if length not in (1, 2, 4) or zi.shape != (*before, length, *after):
         raise ValueError(
             f"zi has shape {zi.shape}; allowed with x of shape {shape} are {(*before, 1, *after)}, "
-            f"{(*before, 2, *after)}."
+            f"{(*before, 2, *after)} and {(*before, 4, *after)}."
         )
     if x.dtype != mx.float32 or zi.dtype != mx.float32:
         x, zi = as_float32(x, _OPERATION), as_float32(zi, _OPERATION)
     if 0 in shape:
         return x, zi
     run = kernel("ewma", path or default_path()).run
-    if is_pair:
+    if length > 1:
         return run(x, float(alpha), zi, axis, chunk_sizes)
     y, pair = run(x, float(alpha), mx.concatenate([zi, mx.zeros_like(zi)], axis=axis), axis, chunk_sizes)
     return y, mx.split(pair, 2, axis=axis)[0]
@@ -136,24 +145,22 @@ class EWMAState(sigproc.EWMAState):
     gain: float = 0.0
     """Sampling period in seconds that *alpha* was computed for."""
 
-    weight: mx.array | None = None
-    """State of the average of ones over the finite samples of each channel, which corrects the bias of the zero
-    start. None once every channel has seen enough for it to round to 1."""
-
     next_weight_check: float = math.inf
-    """``n_seen`` at which to look whether *weight* is still needed."""
+    """``n_seen`` at which to look whether the weights are still needed."""
 
 
 class EWMATransformer(
     TransformerTakesSettings,
+    AveragesStream,
     sigproc.EWMATransformer,
     BaseStatefulTransformer[EWMASettings, AxisArray, AxisArray, EWMAState],
 ):
     """Bias-corrected exponentially weighted moving average along the stream dimension.
 
     Takes the settings of :obj:`ezmsg.sigproc.ewma.EWMATransformer` and gives its results, for MLX data on every
-    MLX backend: float32 out, MLX in and out. NumPy data is left to ezmsg-sigproc. See :func:`ewma` for accuracy
-    and for samples that are not finite; the bias correction counts finite samples only, channel by channel.
+    MLX backend: float32 out, MLX in and out. NumPy data is left to ezmsg-sigproc. A stream that changes from one to the
+    other goes on with its average. See :func:`ewma` for accuracy and for samples that are not finite; the bias
+    correction counts finite samples only, channel by channel.
 
     Raises:
         ValueError: The stream dimension has no regular axis, or one whose gain is not a finite number > 0; the message
@@ -161,105 +168,101 @@ class EWMATransformer(
         TypeError: Complex data; what is given is no message.
     """
 
-    def __call__(self, message: AxisArray) -> AxisArray:
-        if type(message) is not AxisArray:
-            check_message(message, self)
-        if 0 not in message.data.shape and not self.settings.passthrough:
-            return BaseStatefulTransformer.__call__(self, message)
-        return self._same_dtype(super().__call__(message))
+    _OPERATION = _OPERATION
 
-    async def __acall__(self, message: AxisArray) -> AxisArray:
-        if type(message) is not AxisArray:
-            check_message(message, self)
-        if 0 not in message.data.shape and not self.settings.passthrough:
-            return await BaseStatefulTransformer.__acall__(self, message)
-        return self._same_dtype(await super().__acall__(message))
-
-    def _same_dtype(self, message: AxisArray) -> AxisArray:
-        """A message without samples has the dtype of those with samples; ezmsg-sigproc lets it through as it is."""
-        if self.settings.passthrough or not is_mlx_array(message.data):
-            return message
-        data = as_float32(message.data, _OPERATION)
-        return message if data is message.data else replace(message, data=data)
-
-    def _hash_message(self, message: AxisArray) -> int:
-        backend = ("mlx",) if is_mlx_array(message.data) else ("other",)
-        message = with_known_rate(message, self._state.stream_dim, self._state.gain)
-        return self._message_hash(message, extra=backend)
-
-    def _reset_state(self, message: AxisArray) -> None:
-        dim = stream_dimension(self, message, _OPERATION)
-        gain = sampling_period(message, dim, _OPERATION)
+    def _begin(self, message: AxisArray) -> None:
         state = self._state
-        if dim != state.stream_dim or not is_same_rate(gain, state.gain):
-            # Otherwise the known one stays: the hash of this message was taken with it, and would not be that of the
-            # next, so that a wobbling rate would reset the state at each message from here on.
-            state.gain = gain
-        state.stream_dim = dim
-        state.axis_idx = message.get_axis_idx(dim)
-        state.weight = None
         if not is_mlx_array(message.data):
-            super()._reset_state(message)
+            sigproc.EWMATransformer._reset_state(self, message)
             state.alpha = max(state.alpha, MIN_ALPHA)
-        else:
-            import mlx.core as mx
-
-            state.n_seen = 0
-            state.alpha = max(-math.expm1(-state.gain / self.settings.time_constant), MIN_ALPHA)
-            shape = list(message.data.shape)
-            n_channels = message.data.size // shape[state.axis_idx]
-            kernel("ewma", default_path()).compile_ahead(state.alpha, n_channels)
-            shape[state.axis_idx] = 2
-            # Evaluated, since only the thread that made a lazy array can do so later.
-            state.zi = mx.zeros(shape)
-            state.weight = mx.zeros(shape)
-            mx.eval(state.zi, state.weight)
-            # (1 - alpha)**n below half the resolution of float32: dividing by the weight changes nothing.
-            settled = -25.0 * math.log(2.0) / math.log1p(-state.alpha) if state.alpha < 1.0 else 1.0
-            state.next_weight_check = state.bias_settle_n = settled
+            return
+        state.n_seen = 0
+        state.alpha = alpha_of(self.settings.time_constant, state.gain)
+        shape = list(message.data.shape)
+        n_channels = message.data.size // shape[state.axis_idx]
+        kernel("ewma", default_path()).compile_ahead(state.alpha, n_channels)
+        shape[state.axis_idx] = 1
+        nothing = np.zeros(shape)
+        state.zi = pairs_of(nothing, nothing, axis=state.axis_idx)
+        # (1 - alpha)**n below half the resolution of float32: dividing by the weight changes nothing.
+        settled = -25.0 * math.log(2.0) / math.log1p(-state.alpha) if state.alpha < 1.0 else 1.0
+        state.next_weight_check = state.bias_settle_n = settled
 
     def _process(self, message: AxisArray) -> AxisArray:
+        state = self._state
         if not is_mlx_array(message.data):
-            return super()._process(message)
-        average, _ = self._average(as_float32(message.data, _OPERATION), default_path())
-        return replace(message, data=average)
-
-    def _run_kernel(self, data: mx.array, zi: mx.array, path: Path) -> tuple[mx.array, mx.array]:
-        state = self._state
-        return kernel("ewma", path).run(data, state.alpha, zi, state.axis_idx, self.settings.mlx_metal_chunk_sizes)
-
-    def _average(self, data: mx.array, path: Path) -> tuple[mx.array, mx.array | None]:
-        """The average at each sample of *data*, float32, and the weights that it is corrected with (None: all 1)."""
-        import mlx.core as mx
-
-        state = self._state
-        schedule_before(path, state.zi, state.weight)
-        average, zf = self._run_kernel(data, state.zi, path)
-        weight = weights = None
-        if state.weight is not None:
-            finite = mx.isfinite(data)
-            weights, weight = self._run_kernel(mx.where(finite, 1.0, math.nan), state.weight, path)
-            average = mx.where(finite, average / weights, average)
+            if not isinstance(state.zi, np.ndarray):
+                self._change_backend(message)
+            return sigproc.EWMATransformer._process(self, message)
+        if isinstance(state.zi, np.ndarray):
+            self._change_backend(message)
+        path = default_path()
+        data = as_float32(message.data, _OPERATION)
+        schedule_before(path, state.zi)
+        run = kernel("ewma", path).run
+        average, zf = run(data, state.alpha, state.zi, state.axis_idx, self.settings.mlx_metal_chunk_sizes)
         if self.settings.accumulate:
-            schedule_after(path, zf, weight, first=state.n_seen == 0)
+            schedule_after(path, zf, first=state.n_seen == 0)
             state.zi = zf
-            state.weight = weight
             state.n_seen += data.shape[state.axis_idx]
             if state.n_seen >= state.next_weight_check:
                 self._drop_settled_weight()
-        return average, weights
+        return replace(message, data=average)
 
     def _drop_settled_weight(self) -> None:
         """Stop correcting once it changes nothing; a channel that was dead until now needs as long again."""
         import mlx.core as mx
 
         state = self._state
-        low = mx.min(mx.sum(state.weight, axis=state.axis_idx)).item()
-        if low >= (1.0 - state.alpha) * (1.0 - 2.0**-23):
-            state.weight = None
-            state.next_weight_check = math.inf
+        state.next_weight_check = math.inf
+        if state.zi.shape[state.axis_idx] == 2:
+            return
+        zi, weight = mx.split(state.zi, 2, axis=state.axis_idx)
+        if mx.min(mx.sum(weight, axis=state.axis_idx)).item() >= 1.0 - 2.0**-23:
+            state.zi = mx.contiguous(zi)
+            mx.eval(state.zi)
         else:
             state.next_weight_check = state.n_seen + state.bias_settle_n
+
+    def _change_backend(self, message: AxisArray) -> None:
+        """Go on with the average so far, for data of the backend of *message*."""
+        self.go_on(message, *self.so_far(), self._state.n_seen)
+
+    def so_far(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """The average of each channel, with length 1 along the stream dimension, and its weight (see :meth:`go_on`)."""
+        state = self._state
+        if isinstance(state.zi, np.ndarray):
+            z, weight = state.zi.astype(np.float64), np.full(state.zi.shape, weight_after(state.n_seen, state.alpha))
+        else:
+            z, *weights = values_of(state.zi, state.axis_idx)
+            weight = weights[0] if weights else np.ones(z.shape)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            average = z / ((1.0 - state.alpha) * weight)
+        is_known = np.isfinite(average)
+        return np.where(is_known, average, 0.0), np.where(is_known, weight, 0.0)
+
+    def go_on(
+        self, message: AxisArray, average: npt.NDArray[np.float64], weight: npt.NDArray[np.float64], n_seen: int
+    ) -> None:
+        """Begin a stream like that of *message* with an average.
+
+        Args:
+            message: A message of the stream.
+            average: Of each channel, with length 1 along the stream dimension.
+            weight: Of the samples that made it: ``1 - (1 - alpha)**n`` after *n*. ezmsg-sigproc's average of NumPy
+                data has the weight of *n_seen* in all channels.
+            n_seen: Samples of the stream so far.
+        """
+        self._reset_state(message)
+        self._hash = self._hash_message(message)
+        state = self._state
+        state.n_seen = n_seen
+        rest = 1.0 - state.alpha
+        if is_mlx_array(message.data):
+            state.zi = pairs_of(rest * weight * average, weight, axis=state.axis_idx)
+        else:
+            dtype = message.data.dtype if message.data.dtype.kind in "fc" else np.float64
+            state.zi = (rest * weight_after(n_seen, state.alpha) * average).astype(dtype)
 
 
 class EWMAUnit(UnitTakesSettings, BaseTransformerUnit[EWMASettings, AxisArray, AxisArray, EWMATransformer]):

@@ -27,8 +27,8 @@ The forms of a state, by the length of that axis. *alpha* is the weight of the n
   ``r = w_b / w``, ``delta = mean_b - mean_a``, ``mean = mean_a + r * delta`` and
   ``var = (1 - r) * var_a + r * var_b + r * (1 - r) * delta**2`` (Chan, Golub, LeVeque, The American Statistician 37,
   242, 1983). That holds for one sample, too (``w_b = alpha``, ``var_b = 0``), and is what parallel kernels link by.
-  With ``1 - r`` taken as ``(1 - w_b) * w_a / w`` and the mean as ``mean_b - (1 - r) * delta`` where *r* is above
-  a half, a first sample of any size is forgotten as fast as its weight.
+  With ``1 - r`` taken as ``(1 - w_b) * w_a / w``, ``1 - w_b`` as the product that it is, and the mean as
+  ``mean_b - (1 - r) * delta`` where *r* is above a half, a first sample of any size is forgotten as fast as its weight.
 - ``"sosfilt"``, 4: ``[z0_hi, z1_hi, z0_lo, z1_lo]``, the states of scipy's ``sosfilt``, with sections along a first
   axis.
 

@@ -11,11 +11,11 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-LARGEST_SAMPLE = 1e30
+LARGEST_SAMPLE = float(np.float32(1e30))
 """Largest magnitude of a sample that averages and cascades of sections take, this one included: what it may gain inside
 a section must fit in float32, also in that of a state (a low-pass of 0.5 Hz at 30 kHz: 1e8)."""
 
-LARGEST_SCORED = 1e18
+LARGEST_SCORED = float(np.float32(1e18))
 """The same for z-scores: the square of twice as much must fit in float32."""
 
 SMALLEST_VARIANCE = 2.0**-120

@@ -77,19 +77,6 @@ def with_known_rate(message: AxisArray, dim: str | None, known: float) -> AxisAr
     return replace(message, axes={**message.axes, dim: replace(axis, gain=known)})
 
 
-def first_finite_samples(x: mx.array, axis: int) -> npt.NDArray[np.float64]:
-    """The first finite sample of each channel, with length 1 along *axis*; 0 where there is none.
-
-    Args:
-        x: float32, with one sample or more; it is evaluated.
-        axis: Of the samples.
-    """
-    samples = np.asarray(x)
-    place = np.expand_dims(np.isfinite(samples).argmax(axis=axis), axis)
-    first = np.take_along_axis(samples, place, axis=axis).astype(np.float64)
-    return np.where(np.isfinite(first), first, 0.0)
-
-
 def first_samples(
     x: mx.array, axis: int, largest: float, among: npt.NDArray[np.bool_] | None = None
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:

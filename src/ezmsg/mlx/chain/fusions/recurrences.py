@@ -40,7 +40,7 @@ def _run(recurrence: str, x: Array, coefficients: object, zi: Array, axis: int, 
 
 
 class FusedAverage(FusedStage[EWMATransformer]):
-    """Arrays: the state of the average, and that of its weights while they matter. Count: the samples so far."""
+    """Array: the state of the average, with its weights until they have settled. Count: the samples so far."""
 
     subtracts = False
 
@@ -48,55 +48,39 @@ class FusedAverage(FusedStage[EWMATransformer]):
         super().__init__(transformer, message)
         self._alpha, self._sizes = transformer.state.alpha, transformer.settings.mlx_metal_chunk_sizes
         self._accumulates = transformer.settings.accumulate
-        self._corrects = transformer.state.weight is not None
+        self._shape = transformer.state.zi.shape
 
     def load(self) -> tuple[tuple[mx.array, ...], Hashable] | None:
         state = self.transformer.state
-        if not self._corrects:
+        if state.zi.shape == self._shape:
             return (state.zi,), state.n_seen
-        if state.weight is not None:
-            return (state.zi, state.weight), state.n_seen
         import mlx.core as mx
 
-        from ...kernels.layout import to_pairs
-
         # The transformer has stopped correcting: all weights are 1.
-        settled = to_pairs(np.full([1] * state.zi.ndim, 1.0 - self._alpha), axis=self.axis)
-        return (state.zi, mx.broadcast_to(mx.array(settled), state.zi.shape)), state.n_seen
+        high, low = mx.split(state.zi, 2, axis=self.axis)
+        return (mx.concatenate([state.zi, mx.ones_like(high), mx.zeros_like(low)], axis=self.axis),), state.n_seen
 
     def store(self, arrays: tuple[mx.array, ...], counts: Hashable) -> None:
         state = self.transformer.state
-        state.zi, state.weight, state.n_seen = arrays[0], arrays[1] if len(arrays) > 1 else None, counts
+        (state.zi,), state.n_seen = arrays, counts
 
     def advance(self, n_samples: int, counts: Hashable, axes: Axes) -> Step:
         return Step(None, n_samples, counts + n_samples if self._accumulates else counts, axes)
 
     def apply(self, x: Array, arrays: tuple[Array, ...], variant: Hashable) -> tuple[Array, tuple[Array, ...]]:
-        y, *after = _run("ewma", x, self._alpha, arrays[0], self.axis, self._sizes)
-        if len(arrays) > 1:
-            xp = np if isinstance(x, np.ndarray) else _mlx()
-            finite = xp.isfinite(x)
-            ones = xp.where(finite, np.float32(1.0), np.float32(np.nan))
-            weights, weight = _run("ewma", ones, self._alpha, arrays[1], self.axis, self._sizes)
-            y = xp.where(finite, y / weights, y)
-            after.append(weight)
+        y, after = _run("ewma", x, self._alpha, arrays[0], self.axis, self._sizes)
         if self.subtracts:
             y = np.subtract(x, y, out=x) if isinstance(x, np.ndarray) else x - y
-        return y, tuple(after) if self._accumulates else arrays
+        return y, (after,) if self._accumulates else arrays
 
 
 class FusedDetrend(FusedAverage):
     subtracts = True
 
 
-def _mlx():
-    import mlx.core
-
-    return mlx.core
-
-
 def _is_set_up(transformer: EWMATransformer) -> bool:
-    return not transformer.settings.passthrough and transformer.state.zi is not None
+    zi = transformer.state.zi
+    return not transformer.settings.passthrough and zi is not None and not isinstance(zi, np.ndarray)
 
 
 @fusion_of(EWMATransformer)

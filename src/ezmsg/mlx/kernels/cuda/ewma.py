@@ -19,6 +19,7 @@ import numpy as np
 
 from ...scan import chunked_scan
 from ..layout import time_back, time_first
+from ..plain import ewma as plain
 from .kernel import Launch, cuda_kernel, launch_of
 from .lookback import LONG_INPUTS, nothing_told
 from .samples import LANES, SAMPLES, THREADS, TILE, blocks
@@ -91,6 +92,8 @@ def grid_size(n_samples: int) -> int:
 
 def run(x: mx.array, alpha: float, zi: mx.array, axis: int, chunk_sizes: tuple[int, ...]) -> tuple[mx.array, mx.array]:
     """See :meth:`ezmsg.mlx.kernels.contract.Kernel.run`. Lazy, and compiled for all sizes at once."""
+    if zi.shape[axis] == 4:
+        return plain.run(x, alpha, zi, axis, chunk_sizes)
     n_samples, sizes = x.shape[axis], (grid_size(x.shape[axis]),)
     if axis == 0 and x.ndim == 2:
         launch = _launch(alpha, n_samples, x.shape[1])

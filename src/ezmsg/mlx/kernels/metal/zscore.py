@@ -9,8 +9,8 @@ import numpy as np
 
 from ...scan import chunked_scan
 from ..layout import buffer_length, time_back, time_first
+from ..tables import decays_and_gains
 from .kernel import SAMPLES, SIMDGROUP, THREADS, TILE, Launch, launch_of, metal_kernel, threadgroups
-from .tables import decays_and_gains
 
 DECAYS = 2
 """Where the table has what is left of a weight after 0 to :data:`TILE` samples."""

@@ -1,4 +1,4 @@
-"""What kernels for Metal look up instead of computing it: they have no float64."""
+"""What kernels that compute in float32 look up instead of computing it."""
 
 from __future__ import annotations
 
