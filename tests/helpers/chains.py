@@ -23,6 +23,7 @@ from ezmsg.util.messages.axisarray import AxisArray
 from scipy.signal import butter
 
 from ezmsg.mlx import (
+    AdaptiveStandardScalerTransformer,
     AsArraySettings,
     AsArrayTransformer,
     ButterworthFilterTransformer,
@@ -64,6 +65,7 @@ STAGES: dict[str, Callable[[], BaseTransformer]] = {
     "sections": lambda: FilterTransformer(
         FilterSettings(coefs=butter(2, 3000.0, fs=FS, output="sos"), coef_type="sos")
     ),
+    "scores": lambda: AdaptiveStandardScalerTransformer(time_constant=0.01),
     "band": lambda: ButterworthFilterTransformer(order=2, cuton=300.0, cutoff=5000.0, coef_type="sos"),
     "over channels": lambda: AggregateTransformer(AggregateSettings(axis="ch", operation=MAX)),
 }

@@ -8,15 +8,28 @@ import numpy as np
 import numpy.typing as npt
 
 from ...kernels.cpu.ewma import _ewma
+from ...kernels.cpu.zscore import _zscore
 
 Samples = npt.NDArray[np.float32]
 
 
 def average(x: Samples, alpha: float, zi: Samples, axis: int) -> tuple[Samples, Samples]:
     """As :meth:`ezmsg.mlx.kernels.contract.Kernel.run` of moving averages, without a copy to MLX and back."""
-    n_before, n_after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
     y, zf = np.empty_like(x), np.empty_like(zi)
-    flat = (array.reshape(n_before, array.shape[axis], n_after) for array in (x, y))
-    states = (array.reshape(n_before, array.shape[axis], n_after) for array in (zi, zf))
-    _ewma(*flat, None, *states, alpha)
+    samples, results, before, after = _flat((x, y, zi, zf), axis)
+    _ewma(samples, results, None, before, after, alpha)
     return y, zf
+
+
+def scores(x: Samples, alpha: float, zi: Samples, axis: int) -> tuple[Samples, Samples]:
+    """The same of z-scores."""
+    y, zf = np.empty_like(x), np.empty_like(zi)
+    samples, results, before, after = _flat((x, y, zi, zf), axis)
+    _zscore(samples, samples, results, before, after, alpha)
+    return y, zf
+
+
+def _flat(arrays: tuple[Samples, ...], axis: int) -> list[Samples]:
+    shape = arrays[0].shape
+    n_before, n_after = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    return [array.reshape(n_before, array.shape[axis], n_after) for array in arrays]

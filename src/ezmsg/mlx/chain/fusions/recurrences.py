@@ -16,6 +16,7 @@ from ...ewma import EWMATransformer
 from ...filter import FilterTransformer
 from ...filterbydesign import FilterByDesign
 from ...kernels import default_path, kernel
+from ...scaler import AdaptiveStandardScalerTransformer
 from ...stream.fusible import Array, Axes, FusedStage, Step, fusion_of
 
 if TYPE_CHECKING:
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
 def _run(recurrence: str, x: Array, coefficients: object, zi: Array, axis: int, sizes: tuple[int, ...]) -> tuple:
     """The kernel of *recurrence*, for arrays of either library."""
     path = default_path()
-    if recurrence == "ewma" and path == "cpu" and isinstance(x, np.ndarray):
-        from .hostkernels import average
+    if recurrence != "sosfilt" and path == "cpu" and isinstance(x, np.ndarray):
+        from . import hostkernels
 
-        return average(x, coefficients, zi, axis)
+        return (hostkernels.average if recurrence == "ewma" else hostkernels.scores)(x, coefficients, zi, axis)
     run = kernel(recurrence, path).run
     if not isinstance(x, np.ndarray):
         return run(x, coefficients, zi, axis, sizes)
@@ -52,6 +53,9 @@ class FusedAverage(FusedStage[EWMATransformer]):
 
     def load(self) -> tuple[tuple[mx.array, ...], Hashable] | None:
         state = self.transformer.state
+        if isinstance(state.zi, np.ndarray):
+            # A message of NumPy's has come between; the transformer goes on from its state.
+            return None
         if state.zi.shape == self._shape:
             return (state.zi,), state.n_seen
         import mlx.core as mx
@@ -91,6 +95,35 @@ def fuse_average(transformer: EWMATransformer, message: AxisArray) -> FusedStage
 @fusion_of(DetrendTransformer)
 def fuse_detrend(transformer: DetrendTransformer, message: AxisArray) -> FusedStage | None:
     return FusedDetrend(transformer, message) if _is_set_up(transformer) else None
+
+
+class FusedScores(FusedStage[AdaptiveStandardScalerTransformer]):
+    """z-scores. Array: mean, variance and weight. Count: the samples so far."""
+
+    def __init__(self, transformer: AdaptiveStandardScalerTransformer, message: AxisArray) -> None:
+        super().__init__(transformer, message)
+        self._alpha, self._sizes = transformer.state.alpha, transformer.settings.mlx_metal_chunk_sizes
+        self._accumulates = transformer.settings.accumulate
+
+    def load(self) -> tuple[tuple[mx.array, ...], Hashable] | None:
+        state = self.transformer.state
+        return None if state.zi is None else ((state.zi,), state.n_seen)
+
+    def store(self, arrays: tuple[mx.array, ...], counts: Hashable) -> None:
+        state = self.transformer.state
+        (state.zi,), state.n_seen = arrays, counts
+
+    def advance(self, n_samples: int, counts: Hashable, axes: Axes) -> Step:
+        return Step(None, n_samples, counts + n_samples if self._accumulates else counts, axes)
+
+    def apply(self, x: Array, arrays: tuple[Array, ...], variant: Hashable) -> tuple[Array, tuple[Array, ...]]:
+        y, after = _run("zscore", x, self._alpha, arrays[0], self.axis, self._sizes)
+        return y, (after,) if self._accumulates else arrays
+
+
+@fusion_of(AdaptiveStandardScalerTransformer)
+def fuse_scores(transformer: AdaptiveStandardScalerTransformer, message: AxisArray) -> FusedStage | None:
+    return FusedScores(transformer, message) if transformer.state.zi is not None else None
 
 
 class FusedSections(FusedStage[FilterTransformer | FilterByDesign]):
