@@ -51,7 +51,7 @@ def test_a_fault_is_noticed(mutant, monkeypatch, emulated):
     assert proof.trouble_of(mutant.recurrence, MODULES[mutant.recurrence]) is not None
 
 
-@pytest.mark.skipif(mx.metal.is_available(), reason="without Metal")
+@pytest.mark.skipif(mx.metal.is_available(), reason="a machine that runs it")
 def test_plain_operations_take_the_place_of_a_kernel_that_fails(metal_machine, caplog):
     # There is no Metal.
     with caplog.at_level(logging.WARNING):

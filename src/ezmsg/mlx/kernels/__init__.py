@@ -60,7 +60,7 @@ def kernel(recurrence: Recurrence, path: Path) -> Kernel:
     try:
         found = cast("Kernel", importlib.import_module(name))
     except ModuleNotFoundError as error:
-        if error.name != name:
+        if error.name != name or path == "plain":
             raise
         return kernel(recurrence, "plain")
     if path in PROVED and path == gpu_backend() and uses_gpu():

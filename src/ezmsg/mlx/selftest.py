@@ -1,0 +1,213 @@
+"""Whether this package works on a machine, and how fast: ``python -m ezmsg.mlx.selftest``.
+
+Prints versions, the device, each kernel's difference from float64, its time beside that of ``x + 1``, what the buffer
+cache of the device reuses, and the speed of a short chain, as a table to paste into a report. Takes less than two
+minutes. The exit status is 1 where a kernel is wrong or what ``--require`` names is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from typing import Literal, get_args
+
+import mlx.core as mx
+import numpy as np
+from ezmsg.util.messages.axisarray import AxisArray
+
+from .asarray import AsArrayTransformer
+from .chain import run_chain
+from .detrend import DetrendTransformer
+from .ewma import EWMATransformer
+from .kernels import Recurrence, default_path, kernel
+from .kernels.proof import TOLERANCE, difference_of
+from .memory import memory_snapshot
+from .pow import PowTransformer
+from .simulate import SimulatedAcquisitionSettings, simulated_acquisition
+from .stream.device import gpu_backend, uses_gpu
+
+PACKAGES = ("ezmsg-mlx", "mlx", "ezmsg", "ezmsg-baseproc", "ezmsg-sigproc", "numpy", "numba")
+
+RECURRENCES: tuple[Recurrence, ...] = get_args(Recurrence)
+
+SHAPES = ((300, 256), (3000, 256), (30000, 1024))
+"""Samples and channels of messages that are timed. The last one on a GPU only."""
+
+SECTIONS = np.array([[0.1, 0.2, 0.1, 1.0, -1.1, 0.4], [1.0, -2.0, 1.0, 1.0, -1.9, 0.91]])
+
+ALPHA = 0.001
+
+CHAIN_SECONDS = 3.0
+"""Length of the recording that the chain runs over."""
+
+Calls = dict[str, Callable[[], tuple[mx.array, ...]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line of the report."""
+
+    what: str
+    found: str
+    verdict: Literal["", "right", "WRONG", "MISSING"] = ""
+
+
+def _versions() -> Iterator[Row]:
+    yield Row("system", f"{platform.platform()}, Python {platform.python_version()}")
+    for package in PACKAGES:
+        try:
+            yield Row(package, version(package))
+        except PackageNotFoundError:
+            yield Row(package, "not installed")
+
+
+def _device(required: str | None) -> Iterator[Row]:
+    backend = (gpu_backend() or "gpu") if uses_gpu() else "cpu"
+    name = mx.device_info(mx.default_device()).get("device_name", "unknown")
+    missing = required is not None and backend != required
+    yield Row("device", f"{backend}, {name}", "MISSING" if missing else "")
+    yield Row("kernels", default_path())
+
+
+def _right() -> Iterator[Row]:
+    for recurrence in RECURRENCES:
+        what = f"{recurrence}: difference from float64"
+        path = default_path()
+        found = kernel(recurrence, path)
+        try:
+            difference = difference_of(recurrence, found)
+        except Exception as error:
+            yield Row(what, f"{type(error).__name__}: {error}", "WRONG")
+            continue
+        # A module, which says what took the place of one that failed its proof.
+        name = str(getattr(found, "__name__", ""))
+        if f".{path}." not in name:
+            yield Row(what, f"{difference:.1e}, by {name}, since that for {path} fails", "WRONG")
+        else:
+            yield Row(what, f"{difference:.1e} of the largest value", "right" if difference <= TOLERANCE else "WRONG")
+
+
+def _calls(shape: tuple[int, int]) -> Calls:
+    path, n_channels = default_path(), shape[1]
+    x = mx.array(np.random.default_rng(0).standard_normal(shape, np.float32))
+    calls: Calls = {"x + 1": lambda: (x + 1,)}
+    shapes = {"ewma": (4, n_channels), "zscore": (6, n_channels), "sosfilt": (len(SECTIONS), 4, n_channels)}
+    for recurrence in RECURRENCES:
+        coefficients = SECTIONS if recurrence == "sosfilt" else ALPHA
+        state = mx.zeros(shapes[recurrence])
+        mx.eval(x, state)
+        calls[recurrence] = functools.partial(
+            kernel(recurrence, path).run, x, coefficients, state, axis=0, chunk_sizes=(32, 512)
+        )
+    if path == "metal":
+        from ezmsg.sigproc.util.ewma_mlx_metal import ewma_mlx_metal
+        from ezmsg.sigproc.util.sosfilt_mlx_metal import sosfilt_mlx_metal
+
+        # Their kernels want time last, as their units give it to them.
+        last, sos = mx.moveaxis(x, 0, -1), mx.array(SECTIONS.astype(np.float32))
+        average, sections = mx.zeros((n_channels, 1)), mx.zeros((len(SECTIONS), n_channels, 2))
+        mx.eval(average, sections, sos)
+        calls["ewma of ezmsg-sigproc"] = lambda: ewma_mlx_metal(last, ALPHA, average, chunk_sizes=(32, 1024))
+        calls["sosfilt of ezmsg-sigproc"] = lambda: sosfilt_mlx_metal(sos, last, sections, chunk_sizes=(32, 512))
+    return calls
+
+
+def _microseconds(calls: Calls, n: int, repeats: int) -> dict[str, float]:
+    """Median time of each call, taken in turns."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for repeat in range(repeats + 1):
+        for name, call in calls.items():
+            begin = time.perf_counter()
+            for _ in range(n):
+                mx.eval(*call())
+            mx.synchronize()
+            # The first round compiles, and fills the cache.
+            if repeat:
+                times[name].append((time.perf_counter() - begin) / n * 1e6)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def _speed() -> Iterator[Row]:
+    for shape in SHAPES if uses_gpu() else SHAPES[:-1]:
+        times = _microseconds(_calls(shape), n=20 if shape[0] < 3000 else 3, repeats=7)
+        floor = times.pop("x + 1")
+        yield Row(f"x + 1, {shape[0]} x {shape[1]}", f"{floor:.0f} us")
+        for name, taken in times.items():
+            yield Row(f"{name}, {shape[0]} x {shape[1]}", f"{taken:.0f} us, {taken / floor:.2f} times x + 1")
+
+
+def _reuse_window() -> str:
+    """The largest surplus at which a freed buffer still serves a request, in KiB."""
+    n_bytes, reused = 3000 * 256 * 4, []
+    for surplus in (0, 4, 8, 16, 24, 32, 64):
+        mx.clear_cache()
+        freed = mx.zeros((n_bytes + surplus * 1024,), mx.uint8)
+        mx.eval(freed)
+        del freed
+        before = mx.get_cache_memory()
+        asked = mx.zeros((n_bytes,), mx.uint8)
+        mx.eval(asked)
+        if before and mx.get_cache_memory() < before:
+            reused.append(surplus)
+        del asked
+    return f"{max(reused)} KiB larger" if reused else "none"
+
+
+def _cache() -> Iterator[Row]:
+    yield Row("largest free buffer of 3000 x 256 that is reused", _reuse_window())
+    # MLX has no getter. The limit is there again before anything is allocated.
+    limit = mx.set_cache_limit(1 << 62)
+    mx.set_cache_limit(limit)
+    yield Row("cache limit before the chain", f"{limit / 2**20:.0f} MiB")
+
+
+def _chain() -> Iterator[Row]:
+    chain: list[Callable[[AxisArray], AxisArray]] = [
+        AsArrayTransformer(backend="mlx", dtype="float32", mlx_cache_limit_mb=512),
+        DetrendTransformer(time_constant=1.0),
+        PowTransformer(exponent=2.0),
+        EWMATransformer(time_constant=0.1),
+        AsArrayTransformer(backend="numpy"),
+    ]
+    stream = SimulatedAcquisitionSettings(stall_every=100, duration=CHAIN_SECONDS)
+    messages = list(simulated_acquisition(stream))
+    begin = time.perf_counter()
+    for result in run_chain(chain, messages):
+        if not np.isfinite(result.data).all():
+            yield Row("chain", "results are not finite", "WRONG")
+            return
+    taken = time.perf_counter() - begin
+    yield Row("chain of five, 256 channels of 30 kHz", f"{CHAIN_SECONDS / taken:.1f} times real time")
+    yield Row("MLX's cache after it", f"{memory_snapshot().mlx_cache:.0f} MiB")
+
+
+def report(required: str | None = None) -> list[Row]:
+    """All that is printed; *required* is a backend that must be in use."""
+    return [*_versions(), *_device(required), *_right(), *_speed(), *_cache(), *_chain()]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print a report. Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m ezmsg.mlx.selftest", description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--require", choices=("cpu", "cuda", "metal"), help="fail unless MLX uses this backend")
+    given = parser.parse_args(arguments)
+    rows = report(given.require)
+    if given.json:
+        sys.stdout.write(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n")
+    else:
+        lines = ["| what | found | |", "|---|---|---|", *(f"| {r.what} | {r.found} | {r.verdict} |" for r in rows)]
+        sys.stdout.write("\n".join(lines) + "\n")
+    return int(any(row.verdict in ("WRONG", "MISSING") for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""The report that ``python -m ezmsg.mlx.selftest`` prints."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+mx = pytest.importorskip("mlx.core")
+
+from ezmsg.mlx import kernels, selftest
+from ezmsg.mlx.kernels.cpu import ewma
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """What takes seconds takes none."""
+    monkeypatch.setattr(selftest, "SHAPES", ((30, 3), (30, 4)))
+    monkeypatch.setattr(selftest, "CHAIN_SECONDS", 0.1)
+
+
+@pytest.fixture
+def backend() -> str:
+    return (selftest.gpu_backend() or "gpu") if selftest.uses_gpu() else "cpu"
+
+
+def test_it_says_that_all_is_right(short, backend, capsys):
+    assert selftest.main(["--require", backend]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.endswith("| right |") for line in lines) == 3
+    for start in ("| mlx |", "| device |", "| zscore, 30 x 3 |", "| chain", "| largest free buffer"):
+        assert any(line.startswith(start) for line in lines), start
+
+
+def test_a_backend_that_is_missing_fails(short, backend, capsys):
+    assert selftest.main(["--json", "--require", "metal" if backend != "metal" else "cuda"]) == 1
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["what"] for row in rows if row["verdict"] == "MISSING"] == ["device"]
+
+
+@pytest.mark.parametrize("fault", ["wrong", "raises"])
+def test_a_kernel_that_is_wrong_fails(short, backend, fault, monkeypatch, capsys):
+    if backend != "cpu":
+        pytest.skip("a fault is put into the kernel for the CPU")
+
+    def run(x, alpha, zi, axis, chunk_sizes):
+        if fault == "raises":
+            raise RuntimeError("no such luck")
+        return x, zi
+
+    monkeypatch.setattr(ewma, "run", run)
+    monkeypatch.setattr(selftest, "_speed", lambda: [])
+    monkeypatch.setattr(selftest, "_chain", lambda: [])
+    assert selftest.main([]) == 1
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.endswith("| WRONG |")]
+    assert line.startswith("| ewma")
+
+
+def test_a_kernel_that_was_replaced_fails(short, monkeypatch, capsys):
+    monkeypatch.setattr(selftest, "default_path", lambda: "metal")
+    monkeypatch.setattr(selftest, "kernel", lambda recurrence, path: kernels.kernel(recurrence, "plain"))
+    assert any(row.verdict == "WRONG" and "fails" in row.found for row in selftest._right())
+
+
+def test_it_is_a_command():
+    done = subprocess.run([sys.executable, "-m", "ezmsg.mlx.selftest", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0 and "--require" in done.stdout
