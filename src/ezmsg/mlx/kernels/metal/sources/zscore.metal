@@ -10,8 +10,9 @@
 namespace ezmsg_mlx {
 
 constant constexpr float LARGEST_SCORED = 1e18f;
-constant constexpr float SMALLEST_VARIANCE = 0x1p-120f;
-constant constexpr float RESOLUTION = 0x1p-32f;
+// Powers of two, not written as such: hexadecimal floats are newer than some of Metal's compilers.
+constant constexpr float SMALLEST_VARIANCE = 7.52316384526264e-37f;
+constant constexpr float RESOLUTION = 2.3283064365386963e-10f;
 
 struct Statistics {
   Pair mean;
