@@ -65,7 +65,7 @@ class TransformerTakesSettings(_TakesSettings):
 class UnitTakesSettings(_TakesSettings):
     """A unit that takes ezmsg-sigproc's settings for its own; to be named first among the bases."""
 
-    SETTINGS: typing.ClassVar[type[ez.Settings]]
+    SETTINGS: type[ez.Settings]
 
     @classmethod
     def _settings_class(cls) -> type[ez.Settings]:
