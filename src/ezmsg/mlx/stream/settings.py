@@ -6,7 +6,6 @@ settings object of another class for the value of the first field.
 """
 
 import dataclasses
-import typing
 from collections.abc import Callable
 
 import ezmsg.core as ez
