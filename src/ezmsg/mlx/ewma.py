@@ -83,7 +83,7 @@ def ewma(
 
     Raises:
         ValueError: *alpha*, *axis*, *chunk_sizes*, *path* or the shape of *zi* is not as above.
-        TypeError: *x* or *zi* is complex, or no MLX array; *axis* is no integer.
+        TypeError: *x* or *zi* is complex, or not an MLX array; *axis* is not an integer.
     """
     import mlx.core as mx
 
@@ -165,7 +165,7 @@ class EWMATransformer(
     Raises:
         ValueError: The stream dimension has no regular axis, or one whose gain is not a finite number > 0; the message
             has no dimension.
-        TypeError: Complex data; what is given is no message.
+        TypeError: Complex data; what is given is not a message.
     """
 
     _OPERATION = _OPERATION

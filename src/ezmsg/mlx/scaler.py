@@ -136,7 +136,7 @@ class AdaptiveStandardScalerTransformer(
     Raises:
         ValueError: The stream dimension has no regular axis, or one whose gain is not a finite number > 0; the message
             has no dimension.
-        TypeError: Complex MLX data; what is given is no message.
+        TypeError: Complex MLX data; what is given is not a message.
     """
 
     _OPERATION = _OPERATION
