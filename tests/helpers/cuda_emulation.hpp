@@ -25,6 +25,8 @@ struct Index {
 
 static thread_local Index threadIdx, blockIdx;
 
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+
 namespace emulation {
 
 constexpr size_t STACK = 1 << 15;

@@ -15,11 +15,13 @@ from helpers.recurrences import FILTERS
 from helpers.recurrences import RECURRENCES as ALL
 from helpers.sosfilt_cases import CASES as SOSFILT_CASES
 from helpers.transformers import filtered, using
+from helpers.zscore_cases import OWN_CASES as ZSCORE_CASES
 
 from ezmsg.mlx.ewma import EWMATransformer
 from ezmsg.mlx.filter import FilterTransformer
-from ezmsg.mlx.kernels.cuda import ewma, lookback, sosfilt
+from ezmsg.mlx.kernels.cuda import ewma, lookback, sosfilt, zscore
 from ezmsg.mlx.kernels.cuda.kernel import cuda_kernel
+from ezmsg.mlx.scaler import AdaptiveStandardScalerTransformer
 
 # Some of all coefficients, for each number of sections is a kernel of its own, which takes most of a second to build.
 SOME = {
@@ -45,7 +47,7 @@ pytestmark = pytest.mark.skipif(cuda_emulation.COMPILER is None, reason="needs L
 
 def forget_kernels():
     cuda_kernel.cache_clear()
-    for module in (ewma, sosfilt):
+    for module in (ewma, zscore, sosfilt):
         module._launch.cache_clear()
         module._compile_ahead.cache_clear()
 
@@ -74,7 +76,16 @@ def test_exact_case_of_all_recurrences(recurrence, case, monkeypatch):
 
 @pytest.mark.parametrize("bad", ["none", "one", "many"])
 @pytest.mark.parametrize(
-    "case", ["ewma: 0.01 s", "ewma: 300.0 s", "sosfilt: band-pass 0.5 to 10000 Hz 3", "sosfilt: high-pass 0.5 Hz 8"]
+    "case",
+    [
+        "ewma: 0.01 s",
+        "ewma: 300.0 s",
+        "corrected: 300.0 s",
+        "zscore: 0.001 s",
+        "zscore: 300.0 s",
+        "sosfilt: band-pass 0.5 to 10000 Hz 3",
+        "sosfilt: high-pass 0.5 Hz 8",
+    ],
 )
 def test_which_tiles_were_quick_changes_no_bit(case, bad, monkeypatch):
     name, key = case.split(": ")
@@ -109,13 +120,18 @@ def test_case_of_ewma(case):
     OWN_CASES[case]("cuda")
 
 
+@pytest.mark.parametrize("case", ZSCORE_CASES)
+def test_case_of_zscore(case):
+    ZSCORE_CASES[case]("cuda")
+
+
 @pytest.mark.parametrize("case", SOSFILT_CASES)
 def test_case_of_sosfilt(case):
     SOSFILT_CASES[case]("cuda")
 
 
 @pytest.mark.parametrize("n_channels", [1, 3, 40])
-@pytest.mark.parametrize("kind", [EWMATransformer, FilterTransformer])
+@pytest.mark.parametrize("kind", [EWMATransformer, AdaptiveStandardScalerTransformer, FilterTransformer])
 @pytest.mark.parametrize("lengths", [(300, 3000), (3000, 300)], ids=repr)
 def test_the_first_message_compiles_all_that_a_stream_needs(kind, n_channels, lengths, monkeypatch):
     settings = {"coefs": FILTERS["band-pass 8"], "coef_type": "sos"} if kind is FilterTransformer else {}

@@ -13,8 +13,9 @@ from scipy.signal import lfilter
 mx = pytest.importorskip("mlx.core")
 
 from helpers.ewma_cases import alpha_of
-from helpers.recurrences import FS, check_close, noise, scores_in_turn
+from helpers.recurrences import check_close, noise, scores_in_turn
 from helpers.transformers import filtered, using
+from helpers.zscore_cases import OWN_CASES
 
 from ezmsg.mlx.kernels.layout import LARGEST_SCORED
 from ezmsg.mlx.kernels.plain import zscore as plain_zscore
@@ -57,15 +58,6 @@ def test_scores_are_those_of_sigproc_on_numpy(path, time_constant, how):
         assert y.shape == (stop - start, 3) and y.dtype == np.float32
 
 
-@pytest.mark.parametrize(("offset", "deviation"), [(1e4, 1.0), (3e4, 0.01), (1e6, 1.0), (1e6, 0.1), (-1e6, 1.0)])
-def test_small_deviation_on_a_large_offset_is_found(path, offset, deviation):
-    # Of the data as float32 has them: 1e6 are 0.06 apart from the next.
-    x = (np.random.default_rng(0).standard_normal((6000, 2)) * deviation + offset).astype(np.float32)
-    transformer = AdaptiveStandardScalerTransformer(time_constant=0.05)
-    y = np.concatenate([filtered(transformer, mx.array(piece)) for piece in np.split(x, 20)])
-    check_close(y, in_turn(x, 0.05))
-
-
 def test_offset_that_drifts_away_from_where_it_began_is_followed(path):
     drift = np.linspace(0, 1e4, 30000)[:, None]
     x = (noise(30000, 1) + drift).astype(np.float32)
@@ -90,24 +82,6 @@ def test_integers_of_numpy_do_not_wrap_either(dtype):
     np.testing.assert_allclose(y, exact(values, 0.01), atol=1e-6)
 
 
-@pytest.mark.parametrize("value", [0.0, 0.1, -1234.567, 3e7, 1e-20])
-def test_channel_that_does_not_vary_gives_zeros(path, value):
-    transformer = AdaptiveStandardScalerTransformer(time_constant=0.001)
-    x = noise(900, 2)
-    x[:, 1] = value
-    for piece in np.split(x, [1, 2, 300]):
-        assert not filtered(transformer, mx.array(piece))[:, 1].any()
-
-
-@pytest.mark.parametrize("value", [777.7, -3e5])
-def test_channel_that_comes_to_rest_ends_at_zero(path, value):
-    transformer = AdaptiveStandardScalerTransformer(time_constant=0.001)
-    filtered(transformer, mx.array(noise(600, 2)))
-    for _ in range(10):
-        y = filtered(transformer, mx.full((300, 2), value))
-    assert not y.any()
-
-
 def test_first_sample_scores_zero(path):
     assert not filtered(AdaptiveStandardScalerTransformer(time_constant=0.01), mx.array(noise(1, 4) * 1e5)).any()
 
@@ -126,18 +100,6 @@ def test_cutting_does_not_matter(path, lengths):
 
 def in_turn(x: np.ndarray, time_constant: float) -> np.ndarray:
     return scores_in_turn(x.astype(np.float64), alpha_of(time_constant), np.zeros((3, *x.shape[1:])), 0)[0]
-
-
-@pytest.mark.parametrize(("first", "deviation"), [(1e7, 1.0), (-3e17, 1.0), (5.0, 5e-6), (0.0, 1.0), (1e7, 1e-3)])
-@pytest.mark.parametrize("time_constant", [0.0005, 0.01])
-@pytest.mark.parametrize("offset", [0.0, 100.0])
-def test_first_sample_is_forgotten_after_15_time_constants(path, first, deviation, time_constant, offset):
-    n = int(15 * time_constant * FS)
-    x = noise(3 * n, 2) * np.float32(deviation) + np.float32(offset * deviation)
-    x[0] = first
-    transformer = AdaptiveStandardScalerTransformer(time_constant=time_constant)
-    y = np.concatenate([filtered(transformer, mx.array(piece)) for piece in np.array_split(x, 7)])
-    check_close(y[n:], in_turn(x, time_constant)[n:], peak=1.0)
 
 
 @pytest.mark.parametrize("dead", ["whole message", "some samples"])
@@ -195,6 +157,11 @@ def test_channel_dead_from_the_start_begins_anew_when_it_lives(path):
         filtered(transformer, mx.array(piece))
     y = np.concatenate([filtered(transformer, mx.array(piece)) for piece in np.split(x, 3)])
     check_close(y[:, 0], exact(x, 0.001)[:, 0])
+
+
+@pytest.mark.parametrize("case", OWN_CASES)
+def test_case(case, path):
+    OWN_CASES[case](path)
 
 
 # ---------------------------------------------------------------------------------------------------------- settings

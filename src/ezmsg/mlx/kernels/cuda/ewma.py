@@ -12,14 +12,14 @@ float64 (a few operations a tile and channel).
 from __future__ import annotations
 
 import functools
-import math
+import itertools
 
 import mlx.core as mx
 import numpy as np
 
 from ...scan import chunked_scan
 from ..layout import time_back, time_first
-from ..plain import ewma as plain
+from ..tables import decays_and_gains
 from .kernel import Launch, cuda_kernel, launch_of
 from .lookback import LONG_INPUTS, nothing_told
 from .samples import LANES, SAMPLES, THREADS, TILE, blocks
@@ -33,37 +33,39 @@ LONE_THREADS = 16
 LONE_TILE = LONE_THREADS * LONE_SAMPLES
 """Samples of the largest such message."""
 
+GAINS = 4 + max(LONE_SAMPLES, SAMPLES) + 1
+"""Where the table has what a weight has gained of what it lacked, after 0 samples of a thread or more."""
+
 
 @functools.lru_cache(maxsize=64)
 def _table(alpha: float) -> mx.array:
-    """*alpha* and ``beta ** TILE`` as float32 pairs, then ``beta ** k`` for k samples of a thread; uploaded once."""
+    """*alpha* and ``beta ** TILE`` as float32 pairs, ``beta ** k`` for k samples, and 1 less that; uploaded once."""
 
     def pair(value: float) -> list[float]:
         high = float(np.float32(value))
         return [high, value - high]
 
-    def power(exponent: int) -> float:
-        if exponent == 0:
-            return 1.0
-        return math.exp(exponent * math.log1p(-alpha)) if alpha < 1.0 else 0.0
-
-    table = [*pair(alpha), *pair(power(TILE)), *(power(k) for k in range(max(LONE_SAMPLES, SAMPLES) + 1))]
-    return mx.array(np.array(table, np.float32))
+    decays, gains = decays_and_gains(alpha, TILE)
+    most = max(LONE_SAMPLES, SAMPLES) + 1
+    return mx.array(np.array([*pair(alpha), *pair(decays[TILE]), *decays[:most], *gains[:most]], np.float32))
 
 
 @functools.lru_cache(maxsize=256)
-def _launch(alpha: float, n_samples: int, n_channels: int) -> Launch:
+def _launch(alpha: float, n_samples: int, n_channels: int, n_states: int) -> Launch:
     size = grid_size(n_samples)
-    shapes = [(size, n_channels), (2, n_channels)]
+    shapes = [(size, n_channels), (n_states, n_channels)]
+    of_state = {"WEIGHTED": int(n_states == 4), "GAINS": GAINS}
     if n_samples <= LONE_TILE:
         lanes = min(LANES, 1 << (n_channels - 1).bit_length())
         grid = (-(-n_channels // lanes) * lanes, LONE_THREADS, 1)
-        kernel = cuda_kernel("ewma_lone", LANES=lanes, SAMPLES=LONE_SAMPLES, THREADS=LONE_THREADS, TILE=LONE_TILE)
+        kernel = cuda_kernel(
+            "ewma_lone", LANES=lanes, SAMPLES=LONE_SAMPLES, THREADS=LONE_THREADS, TILE=LONE_TILE, **of_state
+        )
         of_message = {"grid": grid, "threadgroup": (lanes, LONE_THREADS, 1)}
         return launch_of(kernel, _table(alpha), shapes, of_message)
     # For as many samples as the buffer has, of which there are fewer lengths.
-    told = nothing_told(-(-size // TILE), 1, n_channels)
-    kernel = cuda_kernel("ewma_long", LONG_INPUTS, LANES=LANES, SAMPLES=SAMPLES, THREADS=THREADS, TILE=TILE)
+    told = nothing_told(-(-size // TILE), n_states // 2, n_channels)
+    kernel = cuda_kernel("ewma_long", LONG_INPUTS, LANES=LANES, SAMPLES=SAMPLES, THREADS=THREADS, TILE=TILE, **of_state)
     return launch_of(kernel, _table(alpha), shapes, blocks(n_samples, n_channels), told)
 
 
@@ -74,8 +76,8 @@ def compile_ahead(coefficients: float, n_channels: int) -> None:
 
 @functools.cache
 def _compile_ahead(n_channels: int) -> None:
-    for n_samples in (1, LONE_TILE + 1):
-        mx.eval(run(mx.zeros((n_samples, n_channels)), 0.5, mx.zeros((2, n_channels)), 0, ()))
+    for n_samples, n_states in itertools.product((1, LONE_TILE + 1), (2, 4)):
+        mx.eval(run(mx.zeros((n_samples, n_channels)), 0.5, mx.zeros((n_states, n_channels)), 0, ()))
 
 
 def grid_size(n_samples: int) -> int:
@@ -92,13 +94,11 @@ def grid_size(n_samples: int) -> int:
 
 def run(x: mx.array, alpha: float, zi: mx.array, axis: int, chunk_sizes: tuple[int, ...]) -> tuple[mx.array, mx.array]:
     """See :meth:`ezmsg.mlx.kernels.contract.Kernel.run`. Lazy, and compiled for all sizes at once."""
-    if zi.shape[axis] == 4:
-        return plain.run(x, alpha, zi, axis, chunk_sizes)
     n_samples, sizes = x.shape[axis], (grid_size(x.shape[axis]),)
     if axis == 0 and x.ndim == 2:
-        launch = _launch(alpha, n_samples, x.shape[1])
+        launch = _launch(alpha, n_samples, x.shape[1], zi.shape[0])
         return chunked_scan(x, n_samples, sizes, zi, launch, axis=0, pad=False)
     flat = time_first(x, axis)
-    launch = _launch(alpha, n_samples, flat.shape[1])
+    launch = _launch(alpha, n_samples, flat.shape[1], zi.shape[axis])
     y, zf = chunked_scan(flat, n_samples, sizes, time_first(zi, axis), launch, axis=0, pad=False)
     return time_back(y, x.shape, axis), time_back(zf, zi.shape, axis)

@@ -18,5 +18,6 @@ KERNEL {
 
   __syncthreads();
   float state = float(before.state);
+  double weight_before = WEIGHTED ? pair_at(zi + 2 * n_channels, channel, n_channels) : 1.0;
 #include "ewma_result.inl"
 }

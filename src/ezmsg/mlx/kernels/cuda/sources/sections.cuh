@@ -1,7 +1,7 @@
 #pragma once
+#include "taken.cuh"
 
 constexpr int ROW = 9;
-constexpr float LARGEST_SAMPLE = 1e+30f;
 
 namespace {
 
@@ -21,8 +21,6 @@ __device__ void step(const Section& c, double& value, double& z0, double& z1) {
   z0 = next;
   value = y;
 }
-
-__device__ bool is_taken(float value) { return fabsf(value) <= LARGEST_SAMPLE; }
 
 // States come and go as pairs of float32, four values a section and channel.
 __device__ double state_at(const float* zi, int i, size_t channel, size_t n_channels) {
