@@ -141,6 +141,15 @@ def test_a_hostile_state_in_a_checkpoint_does_not_run_and_the_run_starts_over(pa
     assert_same(path, expected)
 
 
+def test_bytes_never_become_the_state_of_a_step(tmp_path):
+    """The setter of a state in ezmsg-baseproc reads bytes as a pickle."""
+    step = HoldingTransformer()
+    step._state = None
+    with pytest.raises(ValueError, match="not one of HoldingTransformer"):
+        checkpoint.restore(step, pack(pickle.dumps(Evil(tmp_path / "ran"))))
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_checkpoint_of_an_earlier_format_starts_over(path, expected, tmp_path):
     interrupted(path)
     file = tmp_path / "results.zarr.partial" / "checkpoint"
@@ -226,6 +235,33 @@ def test_a_forked_child_neither_keeps_the_lock_nor_gives_it_away(path):
     assert not is_locked(path)
     os.close(writing)
     os.waitpid(child, 0)
+
+
+def test_closing_in_a_child_closes_nothing_that_is_not_its_own(path):
+    sink = ZarrSink(path)
+    sink.open("recipe", "fingerprint")
+
+    number = sink._lock._descriptor
+
+    def close_and_look():
+        # Something else has the number of the lock: one of these, or what was opened before.
+        for _ in range(20):
+            os.open(os.devnull, os.O_RDONLY)
+        before = os.fstat(number)
+        sink.close()
+        return os.path.samestat(before, os.fstat(number))
+
+    assert in_forked_child(close_and_look)
+    sink.close()
+
+
+def test_a_copy_of_the_descriptor_does_not_keep_the_lock(tmp_path):
+    """As one has a child between its fork and its exec."""
+    lock = durable.FolderLock(tmp_path / "folder", 0.0, tmp_path)
+    copy = os.dup(lock._descriptor)
+    lock.release()
+    durable.FolderLock(tmp_path / "folder", 0.0, tmp_path).release()
+    os.close(copy)
 
 
 def test_a_child_of_a_process_that_died_does_not_keep_the_lock(path):
