@@ -307,6 +307,17 @@ def test_narrowing_is_told_once_a_node(source, target):
     ]
 
 
+def test_each_narrowing_is_told_when_the_dtype_changes():
+    node = to_mlx("int16")
+    with RecordedLog() as log:
+        for dtype in ("int16", "uint8", "int16"):
+            node.update_settings(dataclasses.replace(node.settings, dtype=dtype))
+            for _ in range(2):
+                node(message(np.ones((3, 2), "float32")))
+    what = "(what does not fit comes out as another number) on the way to MLX."
+    assert log.warnings == [f"AsArrayTransformer narrows float32 to {dtype} {what}" for dtype in ("int16", "uint8")]
+
+
 def warnings_on_all_ways(source: str, target: str) -> list[str]:
     data = np.ones((3, 2), source)
     with RecordedLog() as log:

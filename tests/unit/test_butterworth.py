@@ -123,6 +123,16 @@ def test_given_coefficients_and_chebyshev_filters_work_alike(path):
             check_close(filtered(ours, mx.array(piece)), filtered(theirs, piece.astype(np.float64)))
 
 
+@pytest.mark.parametrize("cheby_type", ["cheby1", "cheby2"])
+@pytest.mark.parametrize("to", [mx.array, np.array])
+def test_frequencies_of_both_types_may_be_normalised(cheby_type, to):
+    settings = dict(order=3, ripple_tol=20.0, cheby_type=cheby_type, coef_type="sos")
+    x = to(noise(300, 2))
+    in_hz = ChebyshevFilterTransformer(**settings, Wn=3000.0)
+    normalised = ChebyshevFilterTransformer(**settings, Wn=0.2, wn_hz=False)
+    np.testing.assert_allclose(filtered(normalised, x), filtered(in_hz, x), rtol=0, atol=1e-6)
+
+
 # ---------------------------------------------------------------------------------------------------------- settings
 
 

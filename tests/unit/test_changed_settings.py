@@ -190,6 +190,31 @@ def test_a_channel_lost_to_scipy_begins_anew_in_mlx():
     np.testing.assert_allclose(y, want, rtol=0, atol=1e-5 * np.abs(want).max())
 
 
+def test_a_channel_that_has_begun_goes_on_after_a_message_without_it():
+    x = noise(1200, 1) + 5
+    transformer, results = package.FilterTransformer(coefs=BAND_PASS, coef_type="sos"), []
+    for kind, piece in zip(("numpy", "mlx", "mlx"), (x[:600], np.full((300, 1), np.nan, "f4"), x[600:]), strict=True):
+        results += [np.array(transformer(message).data) for message in stream(piece, kind)]
+    assert np.isnan(results[1]).all()
+    want = reference(x, [BAND_PASS])
+    np.testing.assert_allclose(np.concatenate(results[::2]), want, rtol=0, atol=1e-5 * np.abs(want).max())
+
+
+def test_a_channel_that_has_not_begun_begins_wherever_its_first_sample_comes():
+    x = noise(900, 2) + 5
+    x[:300, 1] = np.nan
+    want = reference(x[300:, 1:], [BAND_PASS])
+    ba = butter(4, (300.0, 5000.0), "bandpass", fs=FS)
+    for kinds, coefs in (("mlx", "numpy", "mlx"), None), (("mlx", "mlx", "mlx"), ba):
+        transformer, results = package.FilterTransformer(coefs=BAND_PASS, coef_type="sos"), []
+        for kind, piece in zip(kinds, np.split(x, 3), strict=True):
+            results += [np.array(transformer(message).data) for message in stream(piece, kind)]
+            if coefs is not None:
+                transformer.update_coefficients(coefs, "ba")
+        y = np.concatenate(results)[300:, 1:]
+        np.testing.assert_allclose(y, want, rtol=0, atol=1e-5 * np.abs(want).max())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_axis_is_another_stream(kind):
     x = noise(40, 60)

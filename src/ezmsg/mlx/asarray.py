@@ -83,7 +83,7 @@ class AsArrayTransformer(
     node_name: str | None = None
     """What the log calls this node; the unit sets its address."""
 
-    _told_narrowing = False
+    _told: frozenset[str] = frozenset()
     _asked_for_limit = False
     _shapes: ShapeCounts | None = None
     _counts: Mapping[tuple[int, ...], list[int]] = MappingProxyType({})
@@ -142,8 +142,9 @@ class AsArrayTransformer(
         return replace(message, data=converted)
 
     def _tell_narrowing(self, narrowed: str, target: str) -> None:
-        if narrowed and not self._told_narrowing:
-            self._told_narrowing = True
+        # Each one once, since dtypes may change while a stream runs.
+        if narrowed and narrowed not in self._told:
+            self._told |= {narrowed}
             ez.logger.warning(f"{self.node_name or type(self).__name__} narrows {narrowed} on the way to {target}.")
 
 

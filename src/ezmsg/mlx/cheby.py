@@ -2,9 +2,11 @@
 
 import math
 import numbers
+from collections.abc import Callable
 
 import ezmsg.sigproc.cheby as sigproc
 from ezmsg.baseproc import BaseTransformerUnit
+from ezmsg.sigproc.filter import BACoeffs, SOSCoeffs
 from ezmsg.util.messages.axisarray import AxisArray
 
 from .filter import check_filter_fields
@@ -42,8 +44,17 @@ def _is_positive(value: object) -> bool:
 class ChebyshevFilterTransformer(FilterByDesign[ChebyshevFilterSettings], sigproc.ChebyshevFilterTransformer):
     """Chebyshev filter along the stream dimension; see :obj:`ezmsg.mlx.filter.FilterTransformer`.
 
-    The counterpart of :obj:`ezmsg.sigproc.cheby.ChebyshevFilterTransformer`, with its settings.
+    The counterpart of :obj:`ezmsg.sigproc.cheby.ChebyshevFilterTransformer`, with its settings. ``wn_hz=False`` counts
+    for both types; there it is left out of the design of type II.
     """
+
+    def get_design_function(self) -> Callable[..., BACoeffs | SOSCoeffs | None]:
+        """The design of a filter from the sampling rate in Hz."""
+        design = super().get_design_function()
+        if self.settings.wn_hz or self.settings.cheby_type != "cheby2":
+            return design
+        # Frequencies in Hz at 2 Hz are frequencies where 1 is the Nyquist frequency.
+        return lambda fs, **fields: design(2.0, **fields)
 
 
 class ChebyshevFilter(
