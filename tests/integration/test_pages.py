@@ -81,3 +81,10 @@ def test_links_of_the_readme_lead_somewhere():
     links = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert len(links) >= 8
     assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_every_unit_is_in_the_table_of_units_and_transformers():
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    units = set(re.findall(r'^"mlx\.(\w+)" = ', project, re.MULTILINE))
+    page = (ROOT / "docs" / "guides" / "from_sigproc.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(\w+)` \| `\w+` \|", page, re.MULTILINE)) == units
