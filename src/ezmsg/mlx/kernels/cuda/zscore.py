@@ -57,6 +57,9 @@ def _compile_ahead(n_channels: int) -> None:
 def run(x: mx.array, alpha: float, zi: mx.array, axis: int, chunk_sizes: tuple[int, ...]) -> tuple[mx.array, mx.array]:
     """See :meth:`ezmsg.mlx.kernels.contract.Kernel.run`. Lazy, and compiled for all sizes at once."""
     n_samples, sizes = x.shape[axis], (buffer_length(x.shape[axis]),)
+    if axis == 0 and x.ndim == 2:
+        launch = _launch(alpha, n_samples, x.shape[1])
+        return chunked_scan(x, n_samples, sizes, zi, launch, axis=0, pad=False)
     flat, state = time_first(x, axis), time_first(zi, axis)
     launch = _launch(alpha, n_samples, flat.shape[1])
     y, zf = chunked_scan(flat, n_samples, sizes, state, launch, axis=0, pad=False)
