@@ -10,11 +10,15 @@ import numpy as np
 from ezmsg.sigproc.affinetransform import CommonRereference
 from ezmsg.sigproc.binned_aggregate import BinnedAggregate
 from ezmsg.sigproc.math.log import Log
+from ezmsg.sigproc.spectrum import SpectralTransform, Spectrum, SpectrumSettings
 from ezmsg.util.messages.axisarray import AxisArray
+from ezmsg.util.messages.util import replace
 
 from ezmsg.mlx import (
     AsArray,
     AsArraySettings,
+    ButterworthFilter,
+    ButterworthFilterSettings,
     DetrendUnit,
     EWMASettings,
     EWMAUnit,
@@ -23,7 +27,7 @@ from ezmsg.mlx import (
     Pow,
     cache_limit,
 )
-from soak.settings import LIMITS_MB, POWER_SECONDS, SoakSettings, span
+from soak.settings import LIMITS_MB, POWER_SECONDS, RELEASE_AFTER_IDLE, SoakSettings, span
 from soak.stream import LONGEST, N_CHANNELS
 from soak.watch import Watch, WatchSettings
 
@@ -84,6 +88,54 @@ class ChainWatch(Watch):
         return {"cache": self.largest, "excess": self.excess, "limits": sorted(self.limits)}
 
 
+class Long(ez.Unit):
+    """Lets messages through that have a spectrum."""
+
+    INPUT_SIGNAL = ez.InputStream(AxisArray)
+    OUTPUT_SIGNAL = ez.OutputStream(AxisArray)
+
+    async def initialize(self) -> None:
+        self.n_messages = 0
+
+    @ez.subscriber(INPUT_SIGNAL)
+    @ez.publisher(OUTPUT_SIGNAL)
+    async def on_signal(self, message: AxisArray) -> AsyncGenerator:
+        if message.data.shape[0] > 1:
+            self.n_messages += 1
+            yield self.OUTPUT_SIGNAL, replace(message, attrs={**message.attrs, "number": self.n_messages})
+
+
+class Branches(Watch):
+    """Receives the branches, a spectrum and a band, each in a length of its own and each to be whole."""
+
+    INPUT_SPECTRUM = ez.InputStream(AxisArray)
+    INPUT_BAND = ez.InputStream(AxisArray)
+
+    async def initialize(self) -> None:
+        await super().initialize()
+        self.seen = {"spectrum": 0, "band": 0}
+        self.wrong: list[str] = []
+
+    def check(self, name: str, message: AxisArray) -> None:
+        self.seen[name] += 1
+        if message.attrs["number"] != self.seen[name] and len(self.wrong) < 20:
+            self.wrong.append(f"message {message.attrs['number']} of the {name} is number {self.seen[name]}")
+            self.seen[name] = message.attrs["number"]
+        if not np.isfinite(np.asarray(message.data)).all() and len(self.wrong) < 20:
+            self.wrong.append(f"message {self.seen[name]} of the {name} is not finite")
+
+    @ez.subscriber(INPUT_SPECTRUM)
+    async def on_spectrum(self, message: AxisArray) -> None:
+        self.check("spectrum", message)
+
+    @ez.subscriber(INPUT_BAND)
+    async def on_band(self, message: AxisArray) -> None:
+        self.check("band", message)
+
+    def report(self) -> dict[str, object]:
+        return {"wrong": self.wrong, **self.seen}
+
+
 class Chain(ez.Collection):
     """The example's chain with a unit that refuses; its last average comes out as well as the features."""
 
@@ -104,12 +156,17 @@ class Chain(ez.Collection):
     BIN = BinnedAggregate(shared.BIN)
     LOG = Log(shared.LOG)
     FEATURES_TO_NUMPY = AsArray(shared.TO_NUMPY)
-    MONITOR = MemoryMonitor(MemoryMonitorSettings(interval=0.2))
+    LONG = Long()
+    SPECTRUM = Spectrum(SpectrumSettings(axis="time", transform=SpectralTransform.REL_POWER))
+    BAND = ButterworthFilter(ButterworthFilterSettings(order=4, cuton=300.0, cutoff=6000.0))
+    MONITOR = MemoryMonitor(MemoryMonitorSettings(interval=0.2, release_after_idle=RELEASE_AFTER_IDLE))
     WATCH = ChainWatch()
+    BRANCHES = Branches()
 
     def configure(self) -> None:
         self.REFUSE.apply_settings(self.SETTINGS)
         self.WATCH.apply_settings(ChainWatchSettings(self.SETTINGS.folder, "chain", self.SETTINGS.fault))
+        self.BRANCHES.apply_settings(WatchSettings(self.SETTINGS.folder, "branches"))
         self.POWER_TO_NUMPY.OUTPUT_SIGNAL.num_buffers = 4
         self.POWER_TO_NUMPY.OUTPUT_SIGNAL.buf_size = LONGEST * N_CHANNELS * 4 + 2**16
 
@@ -119,6 +176,11 @@ class Chain(ez.Collection):
         return (
             (self.INPUT_SIGNAL, self.TO_MLX.INPUT_SIGNAL),
             *((a.OUTPUT_SIGNAL, b.INPUT_SIGNAL) for a, b in itertools.pairwise(stages)),
+            (self.REFERENCE.OUTPUT_SIGNAL, self.LONG.INPUT_SIGNAL),
+            (self.LONG.OUTPUT_SIGNAL, self.SPECTRUM.INPUT_SIGNAL),
+            (self.LONG.OUTPUT_SIGNAL, self.BAND.INPUT_SIGNAL),
+            (self.SPECTRUM.OUTPUT_SIGNAL, self.BRANCHES.INPUT_SPECTRUM),
+            (self.BAND.OUTPUT_SIGNAL, self.BRANCHES.INPUT_BAND),
             (self.POWER.OUTPUT_SIGNAL, self.POWER_TO_NUMPY.INPUT_SIGNAL),
             (self.POWER_TO_NUMPY.OUTPUT_SIGNAL, self.OUTPUT_POWER),
             *((a.OUTPUT_SIGNAL, b.INPUT_SIGNAL) for a, b in itertools.pairwise(features)),

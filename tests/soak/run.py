@@ -1,6 +1,7 @@
-"""Hours in minutes: the example's graph in three processes, with everything that goes wrong in a laboratory.
+r"""Hours in minutes: the example's graph in three processes, with everything that goes wrong in a laboratory.
 
     source | AsArray(mlx) -> refuses every 100th -> the example's chain -> AsArray(numpy) | sink
+                            and a spectrum and a band-pass beside it
 
 Messages have 0 to 60 000 samples, now and then nothing comes for a while, settings change at run time, a monitor comes
 and goes, and the sink is slow at times. It compares every value with SciPy in float64. The run is good if

@@ -5,8 +5,11 @@ from ezmsg.util.messages.axisarray import AxisArray
 
 from soak.stream import RATE
 
-LIMITS_MB = (16.0, 6.0)
+LIMITS_MB = (16.0, 6.0, "auto")
 """Limits on MLX's cache that are set in turns, in MiB."""
+
+RELEASE_AFTER_IDLE = 1.0
+"""Seconds without a message after which MLX's cache is given back."""
 
 POWER_SECONDS = (0.1, 0.02)
 """Time constants of the last average that are set in turns."""

@@ -81,7 +81,7 @@ class Sink(Watch):
         if self.n_messages % self.soak.change_every == 0 and self.pending is None:
             self.n_changes += 1
             self.pending = POWER_SECONDS[self.n_changes % 2]
-            yield self.OUTPUT_LIMIT, shared.to_mlx(LIMITS_MB[self.n_changes % 2])
+            yield self.OUTPUT_LIMIT, shared.to_mlx(LIMITS_MB[self.n_changes % len(LIMITS_MB)])
             if self.soak.fault != "deaf":
                 yield self.OUTPUT_POWER, EWMASettings(time_constant=self.pending)
         if message.attrs["n_samples"] == self.next_sample:

@@ -9,6 +9,9 @@ RATE = 30000.0
 """In Hz."""
 
 N_CHANNELS = 16
+SILENCE_EVERY = 1500
+"""Messages from one long silence to the next, in which the cache is given back."""
+
 LONGEST = 60000
 """In samples."""
 
@@ -46,5 +49,7 @@ class Stream:
 
     def pause(self, number: int) -> float:
         """Seconds for which nothing comes before message *number*."""
+        if number % SILENCE_EVERY == SILENCE_EVERY - 1:
+            return 3.0
         rng = np.random.default_rng([self.seed, number, 1])
         return float(rng.uniform(0.05, 0.4)) if rng.integers(0, 60) == 0 else 0.0

@@ -27,6 +27,9 @@ class LogReport:
     refused: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     """First sample, and the one after the last, of each refused message, once for each time that it is logged."""
 
+    lengths: list[str] = dataclasses.field(default_factory=list)
+    """Warnings of many message lengths, of which there are to be no more than one."""
+
     others: list[str] = dataclasses.field(default_factory=list)
     """Whatever else is logged at WARNING and above."""
 
@@ -46,6 +49,8 @@ class _Handler(logging.Handler):
         if text.startswith("Timed out waiting for Subscriber") and text.endswith("MONITOR/OUTPUT_SIGNAL"):
             # A visitor on a busy machine, for a second; it gets its rows later.
             pass
+        elif "message lengths, " in text and "RechunkSettings" in text:
+            self.report.lengths.append(text)
         elif found := REFUSED.search(last_line):
             self.report.refused.append((int(found[1]), int(found[2])))
         else:
