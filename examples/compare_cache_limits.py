@@ -54,7 +54,7 @@ NO_LIMIT_ON_CPU = (
 @dataclasses.dataclass(frozen=True)
 class Configuration:
     name: str
-    limit_mb: float | None = None
+    limit_mb: float | str | None = None
     clear_every: float | None = None
     """Seconds of stream from one ``mx.clear_cache()`` to the next; None: never."""
     rechunk: Literal["carry", "emit"] | None = None
@@ -77,6 +77,7 @@ CONFIGURATIONS = {
     "rechunkemit": Configuration("Rechunk, emit", rechunk="emit"),
     "rechunk512": Configuration("Rechunk, 512 MiB", limit_mb=512.0, rechunk="carry"),
     "recommended": Configuration("recommended"),
+    "auto": Configuration("auto", limit_mb="auto"),
 }
 
 

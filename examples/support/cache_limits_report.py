@@ -57,8 +57,8 @@ class Run:
 class Comparison:
     names: dict[str, str]
     """What each configuration is called in the table and the picture, in their order."""
-    limits_mb: dict[str, float | None]
-    """The limit on the cache in MiB; None: no limit."""
+    limits_mb: dict[str, float | str | None]
+    """The limit on the cache in MiB, or ``"auto"``; None: no limit."""
     runs: dict[str, list[Run]]
     """The runs of each configuration, in the order in which they were made."""
     notes: list[str]
@@ -128,6 +128,7 @@ def _targets(comparison: Comparison) -> Iterable[str]:
         ("rechunk", "Rechunk", "0.95"),
         ("rechunkemit", "Rechunk, emit", "0.95"),
         ("recommended", "Recommended limit", "1"),
+        ("auto", "auto", "0.98"),
     ):
         if key in comparison.runs:
             ratios = comparison.ratios(key, lambda run: run.speed)
@@ -149,9 +150,10 @@ STYLES = {
     "rechunkemit": ("#CC79A7", "-", "P"),
     "rechunk512": ("#0072B2", "--", "d"),
     "recommended": ("#D55E00", "-.", "h"),
+    "auto": ("#009E73", "--", "p"),
 }
 PANELS = {
-    "limits": ("512", "256", "128", "0", "recommended"),
+    "limits": ("512", "256", "128", "0", "recommended", "auto"),
     "clearing": ("clear60", "clear6", "clear1"),
     "Rechunk": ("rechunk", "rechunkemit", "rechunk512"),
 }

@@ -55,13 +55,14 @@ def positive_or_inf(text: str) -> float:
     return value
 
 
-def mib(text: str) -> float | None:
-    """A limit in MiB, below 2**63 bytes; None for "none"."""
-    if text == "none":
-        return None
+def mib(text: str) -> float | str | None:
+    """A limit in MiB, below 2**63 bytes; "auto"; None for "none"."""
+    if text in ("none", "auto"):
+        return None if text == "none" else text
     value = _number(text)
     if not 0 <= value < 2.0**43:
-        raise argparse.ArgumentTypeError(f'got {text!r}; allowed are a finite number of MiB, 0 or above, and "none"')
+        allowed = 'a finite number of MiB, 0 or above, "none" and "auto"'
+        raise argparse.ArgumentTypeError(f"got {text!r}; allowed are {allowed}")
     return value
 
 

@@ -47,8 +47,8 @@ LOG = LogSettings(clip_zero=True)
 TO_NUMPY = AsArraySettings(backend=ArrayBackend.numpy)
 
 
-def to_mlx(limit_mb: float | None) -> AsArraySettings:
-    """Settings of the first stage; *limit_mb* is the limit in MiB on MLX's cache, None for no limit."""
+def to_mlx(limit_mb: float | str | None) -> AsArraySettings:
+    """Settings of the first stage; *limit_mb* is the limit in MiB on MLX's cache, "auto", or None for no limit."""
     return AsArraySettings(backend=ArrayBackend.mlx, dtype="float32", mlx_cache_limit_mb=limit_mb)
 
 
@@ -86,7 +86,7 @@ def parse_options(description: str, *, of_graph: bool = False, plot: str = "") -
         plot = "where to draw the memory of MLX's process over time"
     if plot:
         parser.add_argument("--plot", metavar="FILE.png", type=checked.picture, help=plot)
-    text = 'limit on MLX\'s cache in MiB, or "none" [512]'
+    text = 'limit on MLX\'s cache in MiB, "none" or "auto" [512]'
     parser.add_argument("--limit", metavar="MIB", type=checked.mib, default=512.0, help=text)
     text = "where to save the features, shape (bins, channels)"
     parser.add_argument("--save", metavar="FILE.npy", type=checked.array, help=text)

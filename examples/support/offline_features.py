@@ -34,7 +34,7 @@ class Job:
     results: str
     series: str | None = None
     """Name of the electrical series, if a file has several."""
-    limit_mb: float | None = 512.0
+    limit_mb: float | str | None = 512.0
     """Limit on MLX's cache of the process, in MiB."""
     checkpoint_seconds: float = 60.0
     chunk_mb: float = 16.0
@@ -52,7 +52,7 @@ class Outcome:
     pid: int
     peak_mb: float
     """The most memory (resident set) that the process has ever used, in MiB."""
-    limit_mb: float | None
+    limit_mb: float | str | None
     """The limit on MLX's cache that was in force at the end, in MiB."""
 
 
@@ -65,7 +65,7 @@ class Worker:
 WORKER = Worker()
 
 
-def make_chain(limit_mb: float | None) -> list[BaseTransformer]:
+def make_chain(limit_mb: float | str | None) -> list[BaseTransformer]:
     """The stages, from int16 counts (time, ch) to float32 log power (bin, ch) every 10 ms."""
     return [
         AsArrayTransformer(backend=ArrayBackend.mlx, dtype="float32", mlx_cache_limit_mb=limit_mb),
@@ -82,7 +82,8 @@ def make_chain(limit_mb: float | None) -> list[BaseTransformer]:
 def extract_features(job: Job, report: Callable[[float, float], None]) -> Outcome:
     """Process a recording, unless its results are there; *report* gets the seconds that are done, and those of all."""
     begin = time.monotonic()
-    apply_cache_limit(WORKER, job.limit_mb)
+    if job.limit_mb != "auto":
+        apply_cache_limit(WORKER, job.limit_mb)
     source = NWBSource(job.recording, job.series, chunk_mb=job.chunk_mb)
     # Another process writes the same results only if Dask has given it up while it was still alive.
     sink = ZarrSink(job.results, wait=600.0)

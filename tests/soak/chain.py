@@ -62,16 +62,20 @@ class ChainWatchSettings(WatchSettings):
 
 
 class ChainWatch(Watch):
-    """Also looks at MLX's cache after each message."""
+    """Also looks at MLX's cache after each message, and receives the branches: a spectrum and a band."""
 
     SETTINGS = ChainWatchSettings
 
     INPUT_RESULT = ez.InputStream(AxisArray)
+    INPUT_SPECTRUM = ez.InputStream(AxisArray)
+    INPUT_BAND = ez.InputStream(AxisArray)
 
     async def initialize(self) -> None:
         await super().initialize()
         self.largest = self.excess = 0.0
         self.limits: set[float] = set()
+        self.seen = {"spectrum": 0, "band": 0}
+        self.wrong: list[str] = []
 
     @ez.subscriber(INPUT_RESULT)
     async def on_result(self, message: AxisArray) -> None:
@@ -83,38 +87,6 @@ class ChainWatch(Watch):
         self.excess = max(self.excess, cache - limit)
         if self.SETTINGS.fault == "cache":
             mx.set_cache_limit(1 << 40)
-
-    def report(self) -> dict[str, object]:
-        return {"cache": self.largest, "excess": self.excess, "limits": sorted(self.limits)}
-
-
-class Long(ez.Unit):
-    """Lets messages through that have a spectrum."""
-
-    INPUT_SIGNAL = ez.InputStream(AxisArray)
-    OUTPUT_SIGNAL = ez.OutputStream(AxisArray)
-
-    async def initialize(self) -> None:
-        self.n_messages = 0
-
-    @ez.subscriber(INPUT_SIGNAL)
-    @ez.publisher(OUTPUT_SIGNAL)
-    async def on_signal(self, message: AxisArray) -> AsyncGenerator:
-        if message.data.shape[0] > 1:
-            self.n_messages += 1
-            yield self.OUTPUT_SIGNAL, replace(message, attrs={**message.attrs, "number": self.n_messages})
-
-
-class Branches(Watch):
-    """Receives the branches, a spectrum and a band, each in a length of its own and each to be whole."""
-
-    INPUT_SPECTRUM = ez.InputStream(AxisArray)
-    INPUT_BAND = ez.InputStream(AxisArray)
-
-    async def initialize(self) -> None:
-        await super().initialize()
-        self.seen = {"spectrum": 0, "band": 0}
-        self.wrong: list[str] = []
 
     def check(self, name: str, message: AxisArray) -> None:
         self.seen[name] += 1
@@ -133,7 +105,25 @@ class Branches(Watch):
         self.check("band", message)
 
     def report(self) -> dict[str, object]:
-        return {"wrong": self.wrong, **self.seen}
+        found = {"cache": self.largest, "excess": self.excess, "limits": sorted(self.limits), "wrong": self.wrong}
+        return found | self.seen
+
+
+class Long(ez.Unit):
+    """Lets messages through that have a spectrum."""
+
+    INPUT_SIGNAL = ez.InputStream(AxisArray)
+    OUTPUT_SIGNAL = ez.OutputStream(AxisArray)
+
+    async def initialize(self) -> None:
+        self.n_messages = 0
+
+    @ez.subscriber(INPUT_SIGNAL)
+    @ez.publisher(OUTPUT_SIGNAL)
+    async def on_signal(self, message: AxisArray) -> AsyncGenerator:
+        if message.data.shape[0] > 1:
+            self.n_messages += 1
+            yield self.OUTPUT_SIGNAL, replace(message, attrs={**message.attrs, "number": self.n_messages})
 
 
 class Chain(ez.Collection):
@@ -161,12 +151,10 @@ class Chain(ez.Collection):
     BAND = ButterworthFilter(ButterworthFilterSettings(order=4, cuton=300.0, cutoff=6000.0))
     MONITOR = MemoryMonitor(MemoryMonitorSettings(interval=0.2, release_after_idle=RELEASE_AFTER_IDLE))
     WATCH = ChainWatch()
-    BRANCHES = Branches()
 
     def configure(self) -> None:
         self.REFUSE.apply_settings(self.SETTINGS)
         self.WATCH.apply_settings(ChainWatchSettings(self.SETTINGS.folder, "chain", self.SETTINGS.fault))
-        self.BRANCHES.apply_settings(WatchSettings(self.SETTINGS.folder, "branches"))
         self.POWER_TO_NUMPY.OUTPUT_SIGNAL.num_buffers = 4
         self.POWER_TO_NUMPY.OUTPUT_SIGNAL.buf_size = LONGEST * N_CHANNELS * 4 + 2**16
 
@@ -179,8 +167,8 @@ class Chain(ez.Collection):
             (self.REFERENCE.OUTPUT_SIGNAL, self.LONG.INPUT_SIGNAL),
             (self.LONG.OUTPUT_SIGNAL, self.SPECTRUM.INPUT_SIGNAL),
             (self.LONG.OUTPUT_SIGNAL, self.BAND.INPUT_SIGNAL),
-            (self.SPECTRUM.OUTPUT_SIGNAL, self.BRANCHES.INPUT_SPECTRUM),
-            (self.BAND.OUTPUT_SIGNAL, self.BRANCHES.INPUT_BAND),
+            (self.SPECTRUM.OUTPUT_SIGNAL, self.WATCH.INPUT_SPECTRUM),
+            (self.BAND.OUTPUT_SIGNAL, self.WATCH.INPUT_BAND),
             (self.POWER.OUTPUT_SIGNAL, self.POWER_TO_NUMPY.INPUT_SIGNAL),
             (self.POWER_TO_NUMPY.OUTPUT_SIGNAL, self.OUTPUT_POWER),
             *((a.OUTPUT_SIGNAL, b.INPUT_SIGNAL) for a, b in itertools.pairwise(features)),

@@ -29,12 +29,12 @@ def problems(status: int | None, reports: dict, observer: Observer, visitor: Vis
     found += [f"the visitor met {error}" for error in visitor.errors]
     if not visitor.rows or not min(visitor.rows):
         found.append(f"the monitor told its visitors {visitor.rows} rows")
-    if missing := [name for name in (*PROCESSES, "branches") if name not in reports]:
+    if missing := [name for name in PROCESSES if name not in reports]:
         return [*found, f"no report from {', '.join(missing)}"]
-    chain, sink, branches = reports["chain"], reports["sink"], reports["branches"]
-    found += sink["wrong"] + branches["wrong"]
-    if not branches["spectrum"] == branches["band"] > 0:
-        found.append(f"{branches['spectrum']} spectra and {branches['band']} filtered messages have arrived")
+    chain, sink = reports["chain"], reports["sink"]
+    found += sink["wrong"] + chain["wrong"]
+    if not chain["spectrum"] == chain["band"] > 0:
+        found.append(f"{chain['spectrum']} spectra and {chain['band']} filtered messages have arrived")
     if len(chain["lengths"]) > 1:
         found.append("many message lengths were warned of more than once")
     refused = chain["refused"]
@@ -61,14 +61,14 @@ def problems(status: int | None, reports: dict, observer: Observer, visitor: Vis
 
 
 def print_table(reports: dict, observer: Observer, visitor: Visitor, left: list[str]) -> None:
-    chain, sink, branches = (reports.get(name, {}) for name in ("chain", "sink", "branches"))
+    chain, sink = reports.get("chain", {}), reports.get("sink", {})
     rows = [
         ("messages received", sink.get("n_messages")),
         ("samples compared", sink.get("n_samples")),
         ("bins compared", sink.get("n_bins")),
         ("messages refused / logged", f"{len(sink.get('gaps', ()))} / {len(chain.get('refused', ()))}"),
         ("settings changed / seen", f"{sink.get('n_changes')} / {sink.get('n_taken')}"),
-        ("spectra / filtered messages", f"{branches.get('spectrum')} / {branches.get('band')}"),
+        ("spectra / filtered messages", f"{chain.get('spectrum')} / {chain.get('band')}"),
         ("monitor: visits / rows", f"{len(visitor.rows)} / {sum(visitor.rows)}"),
         ("cache: limits", f"{chain.get('limits')} MiB"),
         (

@@ -288,7 +288,7 @@ def test_row_holds_the_snapshot(monkeypatch, clock):
     assert tuple(message.axes["metric"].data) == MEMORY_METRICS
     assert message.axes["metric"].dims == ["metric"]
     assert message.attrs.items() >= {"unit": "MiB", "pid": os.getpid()}.items()
-    assert message.attrs["shapes"].keys() >= {"nodes", "cache_mb", "compiled", "plans"}
+    assert message.attrs["shapes"].keys() >= {"nodes", "cache_mb", "compiled", "n_lengths"}
 
 
 def test_first_row_comes_at_once_and_then_one_every_interval_without_drift(clock):

@@ -1,7 +1,7 @@
 """Which message lengths fill the cache: the counts of each node, the estimates, the warning, and the plan caches."""
 
-import dataclasses
 import gc
+import pickle
 import re
 
 import numpy as np
@@ -172,14 +172,23 @@ def test_the_report_is_a_table():
 def test_the_monitor_publishes_it():
     node = node_that_met("monitored", [300])
     sent = MemoryMonitorProducer()().attrs["shapes"]
-    assert sent == dataclasses.asdict(shape_report())
+    assert sent == shape_report().summary()
     assert "monitored" in [found["node"] for found in sent["nodes"]]
+    assert node is not None
+
+
+def test_what_the_monitor_sends_fits_into_a_slot_of_shared_memory():
+    node = node_that_met("many", [300] * 50 + list(range(1000, 4000)))
+    message = MemoryMonitorProducer()()
+    (sent,) = (found for found in message.attrs["shapes"]["nodes"] if found["node"] == "many")
+    assert (sent["n_lengths"], sent["n_once"], sent["n_messages"]) == (3001, 3000, 3050)
+    assert len(sent["lengths"]) == 12 and sent["lengths"][0]["length"] == 300
+    assert len(pickle.dumps(message)) < 2**15
     assert node is not None
 
 
 def test_a_transformer_can_still_be_copied_and_pickled():
     import copy
-    import pickle
 
     node = node_that_met("copied", [300])
     for other in (copy.deepcopy(node), pickle.loads(pickle.dumps(node))):

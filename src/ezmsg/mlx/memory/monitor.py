@@ -1,7 +1,6 @@
 """Publish the memory of a process as a signal."""
 
 import asyncio
-import dataclasses
 import os
 import time
 
@@ -62,7 +61,7 @@ class MemoryMonitorProducer(BaseStatefulProducer[MemoryMonitorSettings, AxisArra
 
     A message is float64 of shape (time, metric) = (1, 7), in MiB, with the metrics of :obj:`MEMORY_METRICS`. Its offset
     is the ``time.monotonic()`` of the snapshot, in seconds, its gain the interval. ``attrs`` name the unit and the
-    process (``pid``), and hold what :func:`shape_report` tells (``shapes``, as dictionaries). Rows that were due while
+    process (``pid``), and hold what :func:`shape_report` tells (``shapes``, its summary). Rows that were due while
     the process was busy are left out, not made up for.
     """
 
@@ -101,7 +100,7 @@ class MemoryMonitorProducer(BaseStatefulProducer[MemoryMonitorSettings, AxisArra
                 "time": AxisArray.LinearAxis(unit="s", gain=interval, offset=now),
                 "metric": state.metric_axis,
             },
-            attrs={"unit": "MiB", "pid": os.getpid(), "shapes": dataclasses.asdict(shape_report())},
+            attrs={"unit": "MiB", "pid": os.getpid(), "shapes": shape_report().summary()},
             key="memory",
             stream_dim="time",
         )

@@ -10,6 +10,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterable
+from typing import Any
 
 import ezmsg.core as ez
 from ezmsg.baseproc import resolve_stream_dim
@@ -25,6 +26,9 @@ WARN_AT_LENGTHS = 32
 
 MOST_SHAPES = 4096
 """So many shapes of a node are kept apart; messages of further ones are counted together."""
+
+MOST_IN_SUMMARY = 12
+"""Lengths of a node, and nodes, in :meth:`ShapeReport.summary`, which has to fit into a slot of shared memory."""
 
 # Where nothing was measured: the input, and one result as large.
 _BYTES_IN_CACHE_PER_BYTE = 2.0
@@ -103,6 +107,31 @@ class ShapeReport:
     def n_lengths(self) -> int:
         """How many different lengths the process has met."""
         return len({use.length for node in self.nodes for use in node.lengths})
+
+    def summary(self, most: int = MOST_IN_SUMMARY) -> dict[str, Any]:
+        """The report as dictionaries of a bounded size, to be sent with a message.
+
+        Args:
+            most: So many lengths of a node at most: the most common one, then those with the largest estimates.
+
+        Returns:
+            ``cache_mb``, ``n_lengths``, ``compiled`` and ``nodes``; each of those has ``node``, ``n_messages``,
+            ``n_lengths``, ``n_once`` and ``lengths``, dictionaries of :class:`LengthUse`.
+        """
+        nodes = []
+        for node in self.nodes[:MOST_IN_SUMMARY]:
+            steady = node.steady
+            lengths = sorted(node.lengths, key=lambda use: use is not steady)[:most]
+            nodes.append(
+                {
+                    "node": node.node,
+                    "n_messages": node.n_messages,
+                    "n_lengths": node.n_lengths,
+                    "n_once": len(node.once),
+                    "lengths": [dataclasses.asdict(use) for use in lengths],
+                }
+            )
+        return {"cache_mb": self.cache_mb, "n_lengths": self.n_lengths, "compiled": self.compiled, "nodes": nodes}
 
     def __str__(self) -> str:
         lines = [f"MLX's buffer cache: {self.cache_mb:.0f} MiB; {self.n_lengths} message lengths in this process"]

@@ -46,31 +46,26 @@ def memory_table(memory: MemorySnapshot) -> Table:
     return table
 
 
-def lengths_table(shapes: Mapping[str, Any], most: int = 12) -> Table:
+def lengths_table(shapes: Mapping[str, Any]) -> Table:
     """The usual length of each node, and those that take most of the cache.
 
     Args:
-        shapes: A :class:`~ezmsg.mlx.memory.ShapeReport` as dictionaries: what :obj:`~ezmsg.mlx.memory.MemoryMonitor`
+        shapes: The summary of a :class:`~ezmsg.mlx.memory.ShapeReport`, which :obj:`~ezmsg.mlx.memory.MemoryMonitor`
             sends as ``attrs["shapes"]``.
-        most: So many lengths of a node at most.
     """
     table = Table(box=None, pad_edge=False)
     table.add_column("node")
     for head in ("samples", "messages", "share", "MiB (estimate)"):
         table.add_column(head, justify="right")
     for node in shapes["nodes"]:
-        name = node["node"]
-        steady = max(node["lengths"], key=lambda use: use["n_messages"], default=None)
-        lengths = sorted(node["lengths"], key=lambda use: use is not steady)
-        for use in lengths[:most]:
+        name, n_others = node["node"], node["n_messages"]
+        for use in node["lengths"]:
+            n_others -= use["n_messages"]
             share = f"{use['n_messages'] / node['n_messages']:.1%}"
             table.add_row(name, str(use["length"]), str(use["n_messages"]), share, f"{use['estimate_mb']:.1f}")
             name = ""
-        if rest := lengths[most:]:
-            mib = f"{sum(use['estimate_mb'] for use in rest):.1f}"
-            n_messages = sum(use["n_messages"] for use in rest)
-            share = f"{n_messages / node['n_messages']:.1%}"
-            table.add_row(name, f"{len(rest)} more", str(n_messages), share, mib)
+        if n_more := node["n_lengths"] - len(node["lengths"]):
+            table.add_row("", f"{n_more} more", str(n_others), f"{n_others / node['n_messages']:.1%}", "")
     return table
 
 
