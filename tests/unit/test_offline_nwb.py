@@ -177,7 +177,7 @@ def test_path_and_series_are_checked(file):
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.nwb"):
+    with pytest.raises(FileNotFoundError, match=r"No such file or directory: .*nowhere\.nwb"):
         NWBSource(tmp_path / "nowhere.nwb")
 
 
