@@ -213,7 +213,7 @@ def _folder() -> tempfile.TemporaryDirectory:
 @functools.cache
 def _runtime() -> pathlib.Path:
     target = pathlib.Path(_folder().name, "runtime.o")
-    _compile("-O2", "-c", RUNTIME, "-o", target)
+    _compile("-O1", "-c", RUNTIME, "-o", target)
     return target
 
 

@@ -45,7 +45,7 @@ def test_kernels_that_are_right_are_used(recurrence, metal_machine, emulated, ca
 
 
 @needs_compiler
-@pytest.mark.parametrize("mutant", MUTANTS[5::12], ids=str)
+@pytest.mark.parametrize("mutant", MUTANTS[5::24], ids=str)
 def test_a_fault_is_noticed(mutant, monkeypatch, emulated):
     monkeypatch.setattr(making, "read_source", mutant.read_source)
     assert proof.trouble_of(mutant.recurrence, MODULES[mutant.recurrence]) is not None

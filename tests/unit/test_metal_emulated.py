@@ -46,6 +46,7 @@ ALL = bool(os.environ.get("EZMSG_MLX_ALL_METAL"))
 
 SOME = {
     "ewma": ("0.01 s", "300.0 s", "alpha 0.999999"),
+    "zscore": ("1.0 s", "300.0 s"),
     "sosfilt": (
         "band-pass 8",
         "band-pass 0.5 to 10000 Hz 3",
