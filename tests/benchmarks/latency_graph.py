@@ -49,7 +49,7 @@ def row_of(case: latency.Case, late_ms: float) -> dict:
     row |= {f"p{str(p).replace('.', '')}": round(float(np.percentile(us, p)), 1) for p in (50, 99, 99.9) if len(us)}
     late = int((us > 1000.0 * late_ms).sum())
     row |= {"messages": measured.n_expected, "lost": measured.n_lost, "late": late}
-    row |= {"times_real_time": round(measured.times_real_time, 3)}
+    row |= {"times_real_time": round(measured.times_real_time, 3), "cpu_us": measured.cpu_us}
     counts, edges = np.histogram(np.log10(np.maximum(us, 1.0)), bins=np.linspace(1.5, 6.5, 101))
     return row | {"histogram": counts.tolist(), "edges": [round(float(edge), 2) for edge in edges]}
 
@@ -58,7 +58,8 @@ def report(rows: list[dict], command: str, title: str) -> dict:
     """The figures in the form of ``docs/results/render.py``."""
     packages = {"ezmsg-mlx": "ezmsg-mlx", "MLX": "mlx", "ezmsg": "ezmsg", "ezmsg-sigproc": "ezmsg-sigproc"}
     head = ["samples × channels", "way", "p50, µs", "p99, µs", "p99.9, µs", "messages", "lost", "late", "× real time"]
-    keys = ["shape", "way", "p50", "p99", "p999", "messages", "lost", "late", "times_real_time"]
+    head.append("CPU time a message of source, chain and sink, µs")
+    keys = ["shape", "way", "p50", "p99", "p999", "messages", "lost", "late", "times_real_time", "cpu_us"]
     return {
         "title": title,
         "machine": f"{platform.machine()} under {platform.system()}",
@@ -120,7 +121,8 @@ def main() -> int:
             row = run_apart(case)
             rows.append(row)
             figures = "  ".join(f"{key} {row.get(key)}" for key in ("p50", "p99", "p999", "lost", "late"))
-            print(f"{row['shape']:>10}  {way:12}  {figures}  {row['times_real_time']}x", flush=True)
+            pace = f"{row['times_real_time']}x  CPU us a message {row['cpu_us']}"
+            print(f"{row['shape']:>10}  {way:12}  {figures}  {pace}", flush=True)
     if options.json:
         made = report(
             rows, " ".join(["python", "tests/benchmarks/latency_graph.py", *sys.argv[1:]]), "Latency of a graph"

@@ -21,7 +21,7 @@ from ezmsg.sigproc.math.log import LogTransformer
 from ezmsg.sigproc.math.pow import PowTransformer
 from ezmsg.util.messages.axisarray import AxisArray
 
-from ezmsg.mlx import SimulatedAcquisitionSettings, simulated_acquisition
+from ezmsg.mlx import ChainTransformer, SimulatedAcquisitionSettings, simulated_acquisition
 
 N_ROUNDS = 100
 N_MESSAGES = 10
@@ -50,6 +50,32 @@ def _run(chain: Sequence[BaseTransformer], messages: Sequence[AxisArray]) -> tup
         times.append(1e6 * (time.perf_counter() - began))
         features.append(message.data)
     return np.concatenate(features), times
+
+
+@pytest.mark.parametrize("n_samples", [30, 300])
+def test_a_fused_chain_takes_less_than_half_the_time_of_its_stages(n_samples):
+    mx = pytest.importorskip("mlx.core")
+    mx.set_default_device(mx.cpu)
+    stages, fused = make_chain(shared.to_mlx(512.0)), make_chain(shared.to_mlx(512.0))
+    chains = {"stage by stage": stages, "fused": [ChainTransformer(make_chain=lambda: fused)]}
+    stream = SimulatedAcquisitionSettings(samples_per_message=n_samples, stall_every=0, seed=1)
+    source = simulated_acquisition(stream)
+    times = {name: [] for name in chains}
+    for number in range(N_ROUNDS):
+        messages = [next(source) for _ in range(N_MESSAGES)]
+        features = {}
+        for name, chain in chains.items():
+            features[name], took = _run(chain, messages)
+            # The first messages load and compile.
+            times[name] += took if number > 2 else []
+        np.testing.assert_array_equal(features["fused"], features["stage by stage"])
+    decile = {name: np.percentile(values, 10) for name, values in times.items()}
+    ratio = decile["stage by stage"] / decile["fused"]
+    for name, values in times.items():
+        figures = f"{decile[name]:5.0f} us a message in the first decile, {np.median(values):5.0f} in the median"
+        print(f"\n{n_samples} samples, {name:14} {figures}")
+    print(f"fused is {ratio:.1f} times as fast")
+    assert ratio >= 2.0
 
 
 def test_the_offline_chain_is_at_least_as_fast_on_mlx_as_on_numpy():

@@ -21,6 +21,7 @@ import ezmsg.sigproc.detrend as sigproc_detrend
 import ezmsg.sigproc.ewma as sigproc_ewma
 import ezmsg.sigproc.math.pow as sigproc_pow
 import numpy as np
+import psutil
 from ezmsg.sigproc.affinetransform import CommonRereference, CommonRereferenceSettings, CommonRereferenceTransformer
 from ezmsg.sigproc.binned_aggregate import BinnedAggregate, BinnedAggregateSettings, BinnedAggregateTransformer
 from ezmsg.sigproc.math.log import Log, LogSettings, LogTransformer
@@ -198,6 +199,13 @@ class Stages(ez.Collection):
         )
 
 
+def cpu_seconds() -> list[float]:
+    """CPU time so far of the processes that this one has started, in their order, and of this one."""
+    pids = sorted(process.pid for process in multiprocessing.active_children())
+    times = [psutil.Process(pid).cpu_times() for pid in pids]
+    return [*(used.user + used.system for used in times), time.process_time()]
+
+
 class Sink(ez.Unit):
     """Notes when features arrive, in the main process."""
 
@@ -207,11 +215,15 @@ class Sink(ez.Unit):
     async def initialize(self) -> None:
         self.rows: list[tuple[float, float, int]] = []
         self.is_complete = threading.Event()
+        self.cpu_before = self.cpu_after = None
 
     @ez.subscriber(INPUT_SIGNAL)
     async def on_signal(self, message: AxisArray) -> None:
         self.rows.append((message.attrs["due"], time.monotonic(), len(message.data)))
+        if message.attrs["due"] > 0.0 and self.cpu_before is None:
+            self.cpu_before = cpu_seconds()
         if message.attrs["last"]:
+            self.cpu_after = cpu_seconds()
             self.is_complete.set()
 
     @ez.main
@@ -235,6 +247,9 @@ class Measured:
     seconds: float
     """From the first feature to the last."""
     times_real_time: float
+    cpu_us: list[float]
+    """CPU time a message of the source's process, the chain's and the sink's, in microseconds. Unlike all else it does
+    not depend on what else the machine does."""
 
 
 def measure(case: Case) -> Measured:
@@ -259,7 +274,11 @@ def measure(case: Case) -> Measured:
     seconds = float(arrived[-1] - arrived[0]) if len(arrived) > 1 else float("nan")
     streamed = case.seconds - case.lengths[0] / RATE
     lost = n_expected - len(rows) if case.bin_duration in (0.0, case.n_samples / RATE) else 0
-    return Measured(1e6 * (arrived - due), n_expected, lost, seconds, streamed / seconds)
+    cpu_us = []
+    if sink.cpu_before and sink.cpu_after:
+        used = zip(sink.cpu_before, sink.cpu_after, strict=True)
+        cpu_us = [round(1e6 * (after - before) / n_expected, 1) for before, after in used]
+    return Measured(1e6 * (arrived - due), n_expected, lost, seconds, streamed / seconds, cpu_us)
 
 
 def spawn() -> None:

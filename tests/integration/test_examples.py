@@ -28,6 +28,7 @@ from helpers.examples import EXAMPLES
 from helpers.scripts import SHARED_MEMORY, Script
 
 from ezmsg.mlx import SimulatedAcquisitionSettings, memory_snapshot, message_lengths, simulated_acquisition
+from ezmsg.mlx.kernels import default_path
 
 pytest.importorskip("mlx.core")
 
@@ -64,6 +65,22 @@ def test_both_examples_give_the_same_features(runs):
     (_, offline), (_, graph) = runs.values()
     assert offline.dtype == graph.dtype == np.float32
     np.testing.assert_array_equal(offline, graph)
+
+
+def test_unit_by_unit_and_stage_by_stage_the_features_are_the_same(runs, start, tmp_path):
+    files = {"offline": tmp_path / "offline.npy", "graph": tmp_path / "graph.npy"}
+    scripts = [
+        start("ewma_chain_offline.py", *OPTIONS, "--stage-by-stage", "--save", str(files["offline"])),
+        start("ewma_chain_graph.py", *OPTIONS, "--real-time", "--unit-by-unit", "--save", str(files["graph"])),
+    ]
+    for script in scripts:
+        code, _, err = script.finish()
+        assert (code, err) == (0, "")
+    _, fused = runs["ewma_chain_graph"]
+    # Bit for bit on the CPU; a compiled function on a GPU may round otherwise.
+    tolerance = 0.0 if default_path() == "cpu" else 1e-5
+    for file in files.values():
+        np.testing.assert_allclose(np.load(file), fused, rtol=0, atol=tolerance)
 
 
 def test_rechunked_and_monitored_the_graph_gives_the_same_features_and_a_picture(runs, start, tmp_path):

@@ -48,7 +48,8 @@ def way(request, monkeypatch):
 def run_as_on_a_gpu(monkeypatch) -> None:
     for module in PATHS:
         monkeypatch.setattr(f"ezmsg.mlx.{module}.default_path", lambda: "plain")
-    monkeypatch.setattr("ezmsg.mlx.chain.planning.uses_gpu", lambda: True)
+    for module in ("planning", "fusions.recurrences"):
+        monkeypatch.setattr(f"ezmsg.mlx.chain.{module}.uses_gpu", lambda: True)
     mx.disable_compile()
 
 
@@ -108,6 +109,13 @@ def test_a_chain_is_fused_from_end_to_end(way):
 def test_each_stage_is_fused(name):
     chain = compare(chains.make([name]), chains.make([name]), chains.stream([60] * 3), exact=name not in chains.INEXACT)
     assert [(run.first, run.stop) for run in runs_of(chain)] == [(0, 3)]
+
+
+def test_averages_that_have_settled_go_on_as_those_of_the_stages(way):
+    """Until then they are corrected for their start, and from then on not any more."""
+    n = [600] * 5 + [60] * 4
+    chain = compare(chains.make(["average"]), chains.make(["average"]), chains.stream(n), exact=way == "cpu")
+    assert chain.stages["EWMA"].state.zi.shape[0] == (2 if way == "cpu" else 4)
 
 
 def test_the_log_says_once_what_is_fused(caplog):
@@ -239,6 +247,23 @@ def test_one_function_is_really_compiled(monkeypatch):
     stages = ["square", "abs"]
     chain = compare(chains.make(stages), chains.make(stages), chains.stream([60] * 4), exact=False)
     assert runs_of(chain)[0]._functions
+
+
+def test_a_message_is_one_evaluation(monkeypatch, request):
+    """What costs most on a GPU; on Metal, where nothing can be timed here, it can still be counted."""
+    request.addfinalizer(mx.enable_compile)
+    run_as_on_a_gpu(monkeypatch)
+    chain, evaluations = fused(chains.make(["reference", "detrend", "square", "average", "bins", "log"])), []
+    messages = chains.stream([60] * 8 + [30] * 8)
+    for message in messages[:4] + messages[8:12]:
+        chain(message)
+    for name in ("eval", "async_eval"):
+        original = getattr(mx, name)
+        counted = lambda *arrays, original=original: (evaluations.append(1), original(*arrays))  # noqa: E731
+        monkeypatch.setattr(mx, name, counted)
+    for message in messages[4:8] + messages[12:]:
+        chain(message)
+    assert len(evaluations) == 8
 
 
 def test_what_is_in_flight_is_bounded(monkeypatch, request):

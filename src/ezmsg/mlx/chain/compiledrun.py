@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from ..memory.shapes import note_compiled
 from ..stream.convert import mlx_to_numpy, numpy_to_mlx
-from ..stream.hostpages import keep_on_host
 from .fusedrun import Arrays, FusedRun, Key, Steps
 
 if TYPE_CHECKING:
@@ -104,10 +103,13 @@ class CompiledRun(FusedRun):
 
     def _keys_ahead(self, n_samples: int) -> dict[Key, Steps]:
         """What messages of this length may do, from the present counts on and after an odd message."""
-        present, found = self._resident.counts, {}
-        for counts in (present, self._steps(1, present, self._axes).counts):
+        now, found = self._resident.counts, {}
+        odd = self._steps(1, now, self._axes)
+        for counts in (now, now if odd is None else odd.counts):
             for _ in range(_LOOKAHEAD):
                 steps = self._steps(n_samples, counts, self._axes)
+                if steps is None:
+                    break
                 counts = steps.counts
                 found.setdefault(steps.key, steps)
         return found
@@ -130,7 +132,8 @@ class CompiledRun(FusedRun):
         if self.ends.entry is None:
             x = data
         else:
-            x = keep_on_host(mx.array(data)) if self._uploads_as_is else numpy_to_mlx(data, "float32")[0]
+            # Narrow integers are widened on the device, by the compiled function.
+            x, _ = numpy_to_mlx(data, None if self._uploads_as_is else "float32")
         outputs = self._functions[steps.key](x, *itertools.chain(*arrays))
         has_result = steps.lengths[-1] > 0
         after = _grouped(outputs, tuple(map(len, arrays)))

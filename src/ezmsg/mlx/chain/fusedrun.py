@@ -103,7 +103,7 @@ class FusedRun(abc.ABC):
             return None
         arrays, counts = self._resident
         steps = self._steps(n_samples, counts, message.axes)
-        if not self._is_ready(steps.key):
+        if steps is None or not self._is_ready(steps.key):
             return None
         if (entry := self.ends.entry) is not None:
             entry.bound_cache(message)
@@ -156,12 +156,15 @@ class FusedRun(abc.ABC):
         self._resident = Resident(self._from_transformers([a for a, _ in loaded]), tuple(c for _, c in loaded))
         return True
 
-    def _steps(self, n_samples: int, counts: tuple[Hashable, ...], axes: Axes) -> Steps:
+    def _steps(self, n_samples: int, counts: tuple[Hashable, ...], axes: Axes) -> Steps | None:
         length, variants, lengths, after = n_samples, [], [], []
         for stage, is_counting, count in zip(self.stages, self._counting, counts, strict=False):
             variant = None
             if is_counting:
-                variant, length, count, axes = stage.advance(length, count, axes)
+                step = stage.advance(length, count, axes)
+                if step is None:
+                    return None
+                variant, length, count, axes = step
             variants.append(variant)
             lengths.append(length)
             after.append(count)

@@ -85,8 +85,11 @@ class FusedStage(Generic[TransformerT]):
         """
         raise NotImplementedError
 
-    def advance(self, n_samples: int, counts: Hashable, axes: Axes) -> Step:
-        """What a message of *n_samples* with these *axes* does at these *counts*; without side effects."""
+    def advance(self, n_samples: int, counts: Hashable, axes: Axes) -> Step | None:
+        """What a message of *n_samples* with these *axes* does at these *counts*; without side effects.
+
+        None leaves the message to the stages one by one, and the transformer to whatever it does with it.
+        """
         return Step(None, n_samples, counts, axes)
 
     def load(self) -> tuple[tuple[mx.array, ...], Hashable] | None:

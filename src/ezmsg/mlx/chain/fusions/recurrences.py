@@ -17,6 +17,7 @@ from ...filter import FilterTransformer
 from ...filterbydesign import FilterByDesign
 from ...kernels import default_path, kernel
 from ...scaler import AdaptiveStandardScalerTransformer
+from ...stream.device import uses_gpu
 from ...stream.fusible import Array, Axes, FusedStage, Step, fusion_of
 
 if TYPE_CHECKING:
@@ -56,11 +57,11 @@ class FusedAverage(FusedStage[EWMATransformer]):
         if isinstance(state.zi, np.ndarray):
             # A message of NumPy's has come between; the transformer goes on from its state.
             return None
-        if state.zi.shape == self._shape:
+        if state.zi.shape == self._shape or not uses_gpu():
             return (state.zi,), state.n_seen
         import mlx.core as mx
 
-        # The transformer has stopped correcting: all weights are 1.
+        # The transformer has stopped correcting, but the function is compiled for a state with weights: all are 1.
         high, low = mx.split(state.zi, 2, axis=self.axis)
         return (mx.concatenate([state.zi, mx.ones_like(high), mx.zeros_like(low)], axis=self.axis),), state.n_seen
 
@@ -68,8 +69,13 @@ class FusedAverage(FusedStage[EWMATransformer]):
         state = self.transformer.state
         (state.zi,), state.n_seen = arrays, counts
 
-    def advance(self, n_samples: int, counts: Hashable, axes: Axes) -> Step:
-        return Step(None, n_samples, counts + n_samples if self._accumulates else counts, axes)
+    def advance(self, n_samples: int, counts: Hashable, axes: Axes) -> Step | None:
+        if not self._accumulates:
+            return Step(None, n_samples, counts, axes)
+        counts += n_samples
+        # The transformer itself looks whether the weights have settled.
+        is_left = counts >= self.transformer.state.next_weight_check
+        return None if is_left else Step(None, n_samples, counts, axes)
 
     def apply(self, x: Array, arrays: tuple[Array, ...], variant: Hashable) -> tuple[Array, tuple[Array, ...]]:
         y, after = _run("ewma", x, self._alpha, arrays[0], self.axis, self._sizes)
