@@ -49,4 +49,4 @@ class ButterworthFilter(
 ):
     """Butterworth filter along the stream dimension; see :obj:`ButterworthFilterTransformer`."""
 
-    SETTINGS = ButterworthFilterSettings
+    SETTINGS = ButterworthFilterSettings  # type: ignore[assignment]

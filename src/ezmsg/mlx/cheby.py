@@ -63,4 +63,4 @@ class ChebyshevFilter(
 ):
     """Chebyshev filter of either type along the stream dimension; see :obj:`ChebyshevFilterTransformer`."""
 
-    SETTINGS = ChebyshevFilterSettings
+    SETTINGS = ChebyshevFilterSettings  # type: ignore[assignment]

@@ -24,4 +24,4 @@ class DetrendTransformer(EWMATransformer):
 class DetrendUnit(UnitTakesSettings, BaseTransformerUnit[EWMASettings, AxisArray, AxisArray, DetrendTransformer]):
     """Subtracts from each channel its moving average; see :obj:`DetrendTransformer`."""
 
-    SETTINGS = EWMASettings
+    SETTINGS = EWMASettings  # type: ignore[assignment]

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import ezmsg.sigproc.ewma as sigproc
 import numpy as np
 import numpy.typing as npt
-from ezmsg.baseproc import (
-    BaseStatefulTransformer,
-    BaseTransformerUnit,
-    processor_state,
-)
+from ezmsg.baseproc import BaseTransformerUnit, processor_state
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
@@ -136,6 +132,10 @@ class EWMASettings(sigproc.EWMASettings):
 
 @processor_state
 class EWMAState(sigproc.EWMAState):
+    # ezmsg-sigproc declares NumPy's only, and keeps those of other libraries in it, too.
+    zi: npt.NDArray | mx.array | None = None  # type: ignore[assignment]
+    """The state of the average, in the array library of the stream; of MLX arrays as :func:`ewma` has it."""
+
     axis_idx: int = 0
     """Position of the stream dimension."""
 
@@ -149,12 +149,7 @@ class EWMAState(sigproc.EWMAState):
     """``n_seen`` at which to look whether the weights are still needed."""
 
 
-class EWMATransformer(
-    TransformerTakesSettings,
-    AveragesStream,
-    sigproc.EWMATransformer,
-    BaseStatefulTransformer[EWMASettings, AxisArray, AxisArray, EWMAState],
-):
+class EWMATransformer(TransformerTakesSettings, AveragesStream[EWMASettings, EWMAState], sigproc.EWMATransformer):
     """Bias-corrected exponentially weighted moving average along the stream dimension.
 
     Takes the settings of :obj:`ezmsg.sigproc.ewma.EWMATransformer` and gives its results, for MLX data on every
@@ -196,11 +191,12 @@ class EWMATransformer(
             return sigproc.EWMATransformer._process(self, message)
         if isinstance(state.zi, np.ndarray):
             self._change_backend(message)
+        zi = cast("mx.array", state.zi)
         path = default_path()
         data = as_float32(message.data, _OPERATION)
-        schedule_before(path, state.zi)
+        schedule_before(path, zi)
         run = kernel("ewma", path).run
-        average, zf = run(data, state.alpha, state.zi, state.axis_idx, self.settings.mlx_metal_chunk_sizes)
+        average, zf = run(data, state.alpha, zi, state.axis_idx, self.settings.mlx_metal_chunk_sizes)
         if self.settings.accumulate:
             schedule_after(path, zf, first=state.n_seen == 0)
             state.zi = zf
@@ -215,10 +211,11 @@ class EWMATransformer(
 
         state = self._state
         state.next_weight_check = math.inf
-        if state.zi.shape[state.axis_idx] == 2:
+        pairs = cast("mx.array", state.zi)
+        if pairs.shape[state.axis_idx] == 2:
             return
-        zi, weight = mx.split(state.zi, 2, axis=state.axis_idx)
-        if mx.min(mx.sum(weight, axis=state.axis_idx)).item() >= 1.0 - 2.0**-23:
+        zi, weight = mx.split(pairs, 2, axis=state.axis_idx)
+        if cast(float, mx.min(mx.sum(weight, axis=state.axis_idx)).item()) >= 1.0 - 2.0**-23:
             state.zi = mx.contiguous(zi)
             mx.eval(state.zi)
         else:
@@ -234,7 +231,7 @@ class EWMATransformer(
         if isinstance(state.zi, np.ndarray):
             z, weight = state.zi.astype(np.float64), np.full(state.zi.shape, weight_after(state.n_seen, state.alpha))
         else:
-            z, *weights = values_of(state.zi, state.axis_idx)
+            z, *weights = values_of(cast("mx.array", state.zi), state.axis_idx)
             weight = weights[0] if weights else np.ones(z.shape)
         with np.errstate(invalid="ignore", divide="ignore"):
             average = z / ((1.0 - state.alpha) * weight)
@@ -268,4 +265,4 @@ class EWMATransformer(
 class EWMAUnit(UnitTakesSettings, BaseTransformerUnit[EWMASettings, AxisArray, AxisArray, EWMATransformer]):
     """Exponentially weighted moving average of each channel; see :obj:`EWMATransformer`."""
 
-    SETTINGS = EWMASettings
+    SETTINGS = EWMASettings  # type: ignore[assignment]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import ezmsg.core as ez
 import ezmsg.sigproc.filter as sigproc
@@ -19,7 +19,7 @@ from .kernels.scheduling import schedule_after, schedule_before
 from .scan import normalize_chunk_sizes
 from .sosfilt import MAX_CHUNK_SIZE
 from .stream.checks import check_fields, check_message
-from .stream.coefficients import Coefficients, carried_state
+from .stream.coefficients import Coefficients, Form, carried_state
 from .stream.convert import as_float32, is_mlx_array
 from .stream.filterstate import HOST, KERNEL, FilterState, as_scipy, for_sigproc, to_mlx
 from .stream.sampling import first_samples, is_same_rate, stream_dimension, with_known_rate
@@ -54,11 +54,11 @@ class FilterSettings(sigproc.FilterSettings):
             Coefficients(self.coefs, self.coef_type)
 
 
-class FilterTransformer(
-    TransformerTakesSettings,
-    sigproc.FilterTransformer,
-    BaseStatefulTransformer[FilterSettings, AxisArray, AxisArray, FilterState],
-):
+class _Filters(BaseStatefulTransformer[FilterSettings, AxisArray, AxisArray, FilterState]):
+    """Says whose settings and whose state it is, before ezmsg-sigproc's transformer says the same of its own."""
+
+
+class FilterTransformer(TransformerTakesSettings, _Filters, sigproc.FilterTransformer):
     """Filter along the stream dimension with given coefficients.
 
     Takes the settings of :obj:`ezmsg.sigproc.filter.FilterTransformer` and gives its results. NumPy data is left to
@@ -116,14 +116,18 @@ class FilterTransformer(
     def _hash_message(self, message: AxisArray) -> int:
         return self._message_hash(with_known_rate(message, self._state.stream_dim, self._state.gain))
 
-    def update_settings(self, new_settings: sigproc.FilterSettings | None = None, **kwargs: object) -> None:
+    def update_settings(self, new_settings: ez.Settings | None = None, **kwargs: object) -> None:
         """Take other settings, or other values of single fields, from the next message on."""
         # Not as in ezmsg-baseproc, which compares arrays for equality and drops the state.
         given = self.settings if new_settings is None else own_settings(self.get_settings_type(), new_settings)
         with suppress_axis_deprecation():
             self.settings = replace(given, **kwargs) if kwargs else given
 
-    def update_coefficients(self, coefs: npt.NDArray, coef_type: str | None = None) -> None:
+    def update_coefficients(
+        self,
+        coefs: sigproc.FilterCoefficients | tuple[npt.NDArray, npt.NDArray] | npt.NDArray,
+        coef_type: str | None = None,
+    ) -> None:
         """Take other coefficients. The state stays if they have the shape of the old ones, and starts anew if not."""
         self.update_settings(coefs=coefs, coef_type=coef_type or self.settings.coef_type)
 
@@ -142,7 +146,7 @@ class FilterTransformer(
             return HOST
         if coefficients.sections is not None:
             return KERNEL
-        if self._warned_of is not coefficients:
+        if coefficients.ba is not None and self._warned_of is not coefficients:
             self._warned_of = coefficients
             ez.logger.warning(
                 f"{type(self).__name__} filters MLX data on the host, with scipy: coefs are b and a of order "
@@ -160,7 +164,7 @@ class FilterTransformer(
                 self._reset_state(message)
                 return
             self._start(message, before)
-            is_same_form = (coefficients_before.ba is None) == (self._coefficients.ba is None)
+            is_same_form = (coefficients_before.ba is None) == (self._given().ba is None)
             if not (before.place == self._state.place == KERNEL and is_same_form):
                 self._carry(before, coefficients_before)
         except BaseException:
@@ -184,15 +188,17 @@ class FilterTransformer(
         state, coefficients = self._state, self._given()
         place = self._place_of(message.data, coefficients)
         if place == KERNEL:
-            state.sections, state.form = coefficients.sections, "sos"
-            if before is None or before.place != KERNEL or len(before.sections) != len(state.sections):
+            sections = cast("npt.NDArray[np.float64]", coefficients.sections)
+            state.sections, state.form = sections, "sos"
+            known = None if before is None or before.place != KERNEL else before.sections
+            if known is None or len(known) != len(sections):
                 n_channels = message.data.size // message.data.shape[state.axis_idx]
-                kernel("sosfilt", default_path()).compile_ahead(state.sections, n_channels)
+                kernel("sosfilt", default_path()).compile_ahead(sections, n_channels)
                 state.zi, state.not_begun, state.is_fresh = None, None, True
-                self._begin(as_float32(message.data, _OPERATION))
+                self._begin(as_float32(cast("mx.array", message.data), _OPERATION))
         else:
             super()._reset_state(for_sigproc(message, place))
-            state.form = "fir" if state.fir_method is not None else self.settings.coef_type
+            state.form = "fir" if state.fir_method is not None else cast(Form, self.settings.coef_type)
             state.sections = state.not_begun = None
         state.place = place
         self._in_force, self._coefficients = self.settings, coefficients
@@ -206,10 +212,10 @@ class FilterTransformer(
         state = self._state
         # A start at a sample that the filter itself leaves out would never be forgotten.
         first, found = first_samples(data, state.axis_idx, LARGEST_SAMPLE, state.not_begun)
-        settled = sosfilt_zi(state.sections)
+        settled = sosfilt_zi(cast("npt.NDArray[np.float64]", state.sections))
         shape = (len(settled), *(2 if axis == state.axis_idx else 1 for axis in range(first.ndim)))
         pairs = mx.array(to_pairs(settled.reshape(shape) * first, axis=state.axis_idx + 1))
-        state.zi = pairs if state.zi is None else mx.where(mx.array(found), pairs, state.zi)
+        state.zi = pairs if state.zi is None else mx.where(mx.array(found), pairs, cast(mx.array, state.zi))
         not_begun = ~found if state.not_begun is None else state.not_begun & ~found
         state.not_begun = not_begun if not_begun.any() else None
 
@@ -218,7 +224,7 @@ class FilterTransformer(
         state, axis = self._state, self._state.axis_idx
         z, new = as_scipy(before), as_scipy(state)
         if z is not None and new is not None:
-            z = carried_state(z, axis, before.form, coefficients_before, state.form, self._coefficients)
+            z = carried_state(z, axis, before.form, coefficients_before, state.form, self._given())
         if z is None or new is None or z.shape != new.shape or not np.can_cast(z.dtype, new.dtype, "same_kind"):
             return
         begun = np.True_ if before.not_begun is None else ~before.not_begun
@@ -237,7 +243,10 @@ class FilterTransformer(
             state.not_begun = not_begun if not_begun.any() else None
 
     def _process(self, message: AxisArray) -> AxisArray:
-        if self.settings is not self._in_force or self._place_of(message.data, self._coefficients) != self._state.place:
+        if (
+            self.settings is not self._in_force
+            or self._place_of(message.data, cast(Coefficients, self._coefficients)) != self._state.place
+        ):
             self._take_up(message)
         state = self._state
         if isinstance(message.data, np.ndarray):
@@ -246,18 +255,19 @@ class FilterTransformer(
             result = super()._process(for_sigproc(message, state.place))
             return replace(message, data=to_mlx(result.data)) if is_mlx_array(message.data) else result
         path = default_path()
-        schedule_before(path, state.zi)
+        schedule_before(path, cast("mx.array", state.zi))
         data = as_float32(message.data, _OPERATION)
         if state.not_begun is not None:
             self._begin(data)
         sizes = self.settings.mlx_metal_chunk_sizes
-        data, state.zi = kernel("sosfilt", path).run(data, state.sections, state.zi, state.axis_idx, sizes)
-        schedule_after(path, state.zi, first=state.is_fresh)
-        state.is_fresh = False
-        return replace(message, data=data)
+        sections = cast("npt.NDArray[np.float64]", state.sections)
+        y, zf = kernel("sosfilt", path).run(data, sections, cast("mx.array", state.zi), state.axis_idx, sizes)
+        schedule_after(path, zf, first=state.is_fresh)
+        state.zi, state.is_fresh = zf, False
+        return replace(message, data=y)
 
 
 class Filter(UnitTakesSettings, BaseTransformerUnit[FilterSettings, AxisArray, AxisArray, FilterTransformer]):
     """Filters messages along their stream dimension with given coefficients; see :obj:`FilterTransformer`."""
 
-    SETTINGS = FilterSettings
+    SETTINGS = FilterSettings  # type: ignore[assignment]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
+import ezmsg.core as ez
 import ezmsg.sigproc.filter as sigproc
-from ezmsg.baseproc import BaseStatefulTransformer, SettingsType, suppress_axis_deprecation
+import numpy.typing as npt
+from ezmsg.baseproc import BaseStatefulTransformer, processor_state, suppress_axis_deprecation
 from ezmsg.util.messages.axisarray import AxisArray
 
 from .filter import FilterSettings, FilterTransformer
@@ -14,6 +18,12 @@ from .stream.convert import is_mlx_array
 from .stream.sampling import sampling_period, stream_dimension, with_known_rate
 from .stream.settings import TransformerTakesSettings
 
+if TYPE_CHECKING:
+    from ezmsg.sigproc.butterworthfilter import ButterworthFilterSettings
+    from ezmsg.sigproc.cheby import ChebyshevFilterSettings
+
+SettingsT = TypeVar("SettingsT", bound="ButterworthFilterSettings | ChebyshevFilterSettings")
+
 _OPERATION = "designing a filter"
 
 _FORWARDED = tuple(
@@ -21,8 +31,24 @@ _FORWARDED = tuple(
 )
 
 
+class _Designer(Protocol):
+    """What ezmsg-sigproc's transformer adds, whose function takes ``coef_type``, too."""
+
+    def get_design_function(
+        self,
+    ) -> Callable[..., tuple[npt.NDArray, npt.NDArray] | npt.NDArray | None]: ...
+
+
+@processor_state
+class FilterByDesignState(sigproc.FilterByDesignState):
+    """The state of a filter that is designed for the sampling rate of its stream."""
+
+    filter: FilterTransformer | None = None
+    """The filter as it was designed; None before the first message."""
+
+
 class FilterByDesign(
-    TransformerTakesSettings, BaseStatefulTransformer[SettingsType, AxisArray, AxisArray, sigproc.FilterByDesignState]
+    TransformerTakesSettings, BaseStatefulTransformer[SettingsT, AxisArray, AxisArray, FilterByDesignState]
 ):
     """What makes a transformer of ezmsg-sigproc that designs its filter take :obj:`FilterTransformer` for it.
 
@@ -39,7 +65,7 @@ class FilterByDesign(
         TypeError: What is given is not a message.
     """
 
-    _designed_for: SettingsType | None = None
+    _designed_for: SettingsT | None = None
     """The settings that the filter in use was designed for."""
 
     def __call__(self, message: AxisArray) -> AxisArray:
@@ -52,7 +78,7 @@ class FilterByDesign(
             check_message(message, self)
         return await super().__acall__(message) if self.settings.order else message
 
-    def update_settings(self, new_settings: SettingsType | None = None, **kwargs: object) -> None:
+    def update_settings(self, new_settings: ez.Settings | None = None, **kwargs: object) -> None:
         """Take other settings, or other values of single fields, from the next message on."""
         super().update_settings(new_settings, **kwargs)
         # The filter in use is compared with the settings at each message instead.
@@ -66,14 +92,14 @@ class FilterByDesign(
 
     def _reset_state(self, message: AxisArray) -> None:
         before, settings = self._state.filter, self._filter_settings(message)
-        self._state.filter = FilterTransformer(settings=settings)
+        self._state.filter = child = FilterTransformer(settings=settings)
         if before is not None:
-            self._state.filter.state.stream_dim = before.state.stream_dim
-            self._state.filter.state.gain = before.state.gain
+            child.state.stream_dim = before.state.stream_dim
+            child.state.gain = before.state.gain
         self._designed_for = self.settings
 
     def _process(self, message: AxisArray) -> AxisArray:
-        child = self._state.filter
+        child = cast(FilterTransformer, self._state.filter)
         if self.settings is not self._designed_for or child.settings.coef_type != self._coef_type_for(message):
             child.update_settings(self._filter_settings(message))
             self._designed_for = self.settings
@@ -89,7 +115,7 @@ class FilterByDesign(
         dim = stream_dimension(self, message, _OPERATION)
         rate = 1.0 / sampling_period(message, dim, _OPERATION)
         coef_type = self._coef_type_for(message)
-        design = self.get_design_function()
+        design = cast(_Designer, self).get_design_function()
         try:
             coefs = design(rate) if coef_type == self.settings.coef_type else design(rate, coef_type=coef_type)
         except (ValueError, TypeError) as error:
@@ -98,6 +124,7 @@ class FilterByDesign(
             return FilterSettings(
                 axis=dim,
                 coef_type=coef_type,
-                coefs=coefs,
+                # ezmsg-sigproc declares FilterCoefficients only, and takes what its own designs return.
+                coefs=coefs,  # type: ignore[arg-type]
                 **{field: getattr(self.settings, field) for field in _FORWARDED},
             )

@@ -90,7 +90,7 @@ class ReadLateTransformer(BaseStatefulTransformer[ReadLateSettings, AxisArray, l
 class ReadLate(BaseTransformerUnit[ReadLateSettings, AxisArray, AxisArray, ReadLateTransformer]):
     """Converts MLX messages to NumPy some messages late; see :obj:`ReadLateTransformer`."""
 
-    SETTINGS = ReadLateSettings
+    SETTINGS = ReadLateSettings  # type: ignore[assignment]
 
     @ez.subscriber(BaseTransformerUnit.INPUT_SIGNAL)
     @ez.publisher(BaseTransformerUnit.OUTPUT_SIGNAL)

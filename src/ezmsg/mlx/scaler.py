@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import ezmsg.core as ez
 import ezmsg.sigproc.scaler as sigproc
 import numpy as np
 from ezmsg.baseproc import (
-    BaseStatefulTransformer,
     BaseTransformerUnit,
     processor_state,
     suppress_axis_deprecation,
@@ -110,6 +109,9 @@ class AdaptiveStandardScalerState(sigproc.AdaptiveStandardScalerState):
     gain: float = 0.0
     """Sampling period in seconds that *alpha* was computed for."""
 
+    samps_ewma: EWMATransformer | None = None
+    vars_sq_ewma: EWMATransformer | None = None
+
     zi: mx.array | None = None
     """Mean, variance and weight of each channel, as :func:`zscore` has them; None while the data is NumPy's."""
 
@@ -119,9 +121,8 @@ class AdaptiveStandardScalerState(sigproc.AdaptiveStandardScalerState):
 
 class AdaptiveStandardScalerTransformer(
     TransformerTakesSettings,
-    AveragesStream,
+    AveragesStream[AdaptiveStandardScalerSettings, AdaptiveStandardScalerState],
     sigproc.AdaptiveStandardScalerTransformer,
-    BaseStatefulTransformer[AdaptiveStandardScalerSettings, AxisArray, AxisArray, AdaptiveStandardScalerState],
 ):
     """Subtract the moving average of each channel and divide by the standard deviation around it.
 
@@ -178,11 +179,12 @@ class AdaptiveStandardScalerTransformer(
             return self._process_numpy(message)
         if state.zi is None:
             self._go_on_with_mlx(message)
+        zi = cast("mx.array", state.zi)
         path = default_path()
         data = as_float32(message.data, _OPERATION)
-        schedule_before(path, state.zi)
+        schedule_before(path, zi)
         run = kernel("zscore", path).run
-        scores, zf = run(data, state.alpha, state.zi, state.axis_idx, self.settings.mlx_metal_chunk_sizes)
+        scores, zf = run(data, state.alpha, zi, state.axis_idx, self.settings.mlx_metal_chunk_sizes)
         if self.settings.accumulate:
             schedule_after(path, zf, first=state.n_seen == 0)
             state.zi = zf
@@ -200,7 +202,7 @@ class AdaptiveStandardScalerTransformer(
         """Take over the statistics of ezmsg-sigproc's averages, of the samples and of their squares."""
         state = self._state
         samples, squares = state.samps_ewma, state.vars_sq_ewma
-        if samples.state.zi is None:
+        if samples is None or squares is None or samples.state.zi is None:
             self._begin(message)
             return
         n_seen = samples.state.n_seen
@@ -213,11 +215,12 @@ class AdaptiveStandardScalerTransformer(
     def _go_on_with_numpy(self, message: AxisArray) -> None:
         """The inverse of :meth:`_go_on_with_mlx`."""
         state = self._state
-        mean, variance, weight = values_of(state.zi, state.axis_idx)
+        mean, variance, weight = values_of(cast("mx.array", state.zi), state.axis_idx)
         n_seen = state.n_seen
         self._begin(message)
-        state.samps_ewma.go_on(message, mean, weight, n_seen)
-        state.vars_sq_ewma.go_on(message, variance + mean**2, weight, n_seen)
+        samples, squares = cast(EWMATransformer, state.samps_ewma), cast(EWMATransformer, state.vars_sq_ewma)
+        samples.go_on(message, mean, weight, n_seen)
+        squares.go_on(message, variance + mean**2, weight, n_seen)
 
 
 class AdaptiveStandardScaler(
@@ -226,7 +229,7 @@ class AdaptiveStandardScaler(
 ):
     """z-scores of each channel by its moving average; see :obj:`AdaptiveStandardScalerTransformer`."""
 
-    SETTINGS = AdaptiveStandardScalerSettings
+    SETTINGS = AdaptiveStandardScalerSettings  # type: ignore[assignment]
 
     INPUT_ACCUMULATE = ez.InputStream(bool)
 

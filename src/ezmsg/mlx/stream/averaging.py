@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from .convert import as_float32, is_mlx_array
 from .sampling import is_same_rate, sampling_period, stream_dimension, with_known_rate
 
 if TYPE_CHECKING:
+    import ezmsg.sigproc.ewma as sigproc
     import mlx.core as mx
 
 MIN_ALPHA = 2.0**-52
@@ -57,12 +58,20 @@ def values_of(pairs: mx.array, axis: int) -> list[npt.NDArray[np.float64]]:
     return [high + low for high, low in zip(halves[::2], halves[1::2], strict=True)]
 
 
-class AveragesStream:
-    """To be named among the bases of a transformer before its counterpart in ezmsg-sigproc.
+class AveragingState(Protocol):
+    """What all states of moving averages have."""
 
-    Its state has the fields ``axis_idx``, ``stream_dim``, ``gain``, ``alpha`` and ``zi``, the last of which is an MLX
-    array while the stream is one of MLX arrays.
-    """
+    axis_idx: int
+    stream_dim: str
+    gain: float
+
+
+SettingsT = TypeVar("SettingsT", bound="sigproc.EWMASettings")
+StateT = TypeVar("StateT", bound=AveragingState)
+
+
+class AveragesStream(BaseStatefulTransformer[SettingsT, AxisArray, AxisArray, StateT]):
+    """To be named among the bases of a transformer before its counterpart in ezmsg-sigproc."""
 
     _OPERATION: ClassVar[str]
     """What the errors call it."""

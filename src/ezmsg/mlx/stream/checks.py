@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 from ezmsg.util.messages.axisarray import AxisArray
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
 
-def is_real(value: object) -> bool:
+def is_real(value: object) -> TypeGuard[float]:
     """Whether *value* is a real number; bool does not count as one."""
     return isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
 

@@ -26,7 +26,7 @@ MAX_SECTIONS = 64
 """Most sections that are looked for. Their number is half the order, and finding them takes its cube."""
 
 
-def check_sos(sos: npt.ArrayLike, *, name: str = "sos") -> Float64:
+def check_sos(sos: object, *, name: str = "sos") -> Float64:
     """*sos* as scipy's functions return it, in float64; for the error, the caller calls it *name*.
 
     Raises:
@@ -227,10 +227,11 @@ def carried_state(
     if "fir" in (source, target) or ba is None:
         return None
     b, a = ba
-    sections = [before.sections] * (source == "sos") + [after.sections] * (target == "sos")
-    if any(sos is None or not is_same_filter(sos, b, a, ALIKE) for sos in sections):
-        return z if source == target else None
+    left, entered = (before.sections if source == "sos" else None), (after.sections if target == "sos" else None)
+    for form, sos in ((source, left), (target, entered)):
+        if form == "sos" and (sos is None or not is_same_filter(sos, b, a, ALIKE)):
+            return z if source == target else None
     a = np.pad(a, (0, max(len(b) - len(a), 0)))
-    if source == "sos":
-        z = converted_state(z, axis, "sos", "ba", before.sections, a)
-    return converted_state(z, axis, "ba", "sos", after.sections, a) if target == "sos" else z
+    if left is not None:
+        z = converted_state(z, axis, "sos", "ba", left, a)
+    return z if entered is None else converted_state(z, axis, "ba", "sos", entered, a)

@@ -28,6 +28,10 @@ HOST = "numpy"
 class FilterState(sigproc.FilterState):
     """The state of a filter with given coefficients."""
 
+    # ezmsg-sigproc declares NumPy's only, and keeps those of other libraries in it, too.
+    zi: npt.NDArray | mx.array | None = None  # type: ignore[assignment]
+    """The state of the filter, in the array library of :attr:`place`."""
+
     axis_idx: int = 0
     """Position of the stream dimension."""
 
@@ -76,4 +80,4 @@ def to_mlx(data: npt.NDArray | mx.array) -> mx.array:
     """*data* as an MLX array of float32."""
     import mlx.core as mx
 
-    return as_float32(data, "filtering") if is_mlx_array(data) else mx.array(data.astype(np.float32))
+    return mx.array(data.astype(np.float32)) if isinstance(data, np.ndarray) else as_float32(data, "filtering")

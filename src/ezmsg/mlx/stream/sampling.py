@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -59,8 +59,8 @@ def value_at(axis: LinearAxis, index: int | npt.NDArray[np.integer]) -> float | 
     ``LinearAxis.value`` computes in the type of the gain. In float32 an offset of three hours has steps of 1 ms, thirty
     samples at 30 kHz, and NumPy takes a Python float for one of these, too.
     """
-    values: float | npt.NDArray[np.float64] = float(axis.offset) + index * float(axis.gain)
-    return values
+    # By a Python float; that the result is float64 then is more than NumPy's annotations say.
+    return cast("float | npt.NDArray[np.float64]", float(axis.offset) + index * float(axis.gain))
 
 
 def is_same_rate(gain: float, known: float) -> bool:

@@ -6,13 +6,28 @@ settings object of another class for the value of the first field.
 """
 
 import dataclasses
-from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import ezmsg.core as ez
-from ezmsg.baseproc import suppress_axis_deprecation
+from ezmsg.baseproc import BaseProcessor, suppress_axis_deprecation
+from ezmsg.util.messages.axisarray import AxisArray
+
+SettingsT = TypeVar("SettingsT", bound=ez.Settings)
+
+if TYPE_CHECKING:
+
+    class _Transformer:
+        """What the mixin for transformers calls of the classes behind it."""
+
+        def __init__(self, *args: object, settings: ez.Settings | None = None, **kwargs: object) -> None: ...
+        def update_settings(self, new_settings: ez.Settings | None = None, **kwargs: object) -> None: ...
+
+    _Unit = ez.Unit
+else:
+    _Transformer = _Unit = object
 
 
-def own_settings(kind: type[ez.Settings], given: ez.Settings) -> ez.Settings:
+def own_settings(kind: type[SettingsT], given: ez.Settings) -> SettingsT:
     """*given* as settings of class *kind*: itself if it is one, else one with the same values.
 
     Args:
@@ -37,38 +52,41 @@ def own_settings(kind: type[ez.Settings], given: ez.Settings) -> ez.Settings:
         return kind(**{name: getattr(given, name) for name in names if hasattr(given, name)})
 
 
-class _TakesSettings:
-    _settings_class: Callable[[], type[ez.Settings]]
-
-    def __init__(self, *args: object, settings: ez.Settings | None = None, **kwargs: object) -> None:
-        if settings is None and args and isinstance(args[0], ez.Settings):
-            settings, *args = args
-        if settings is not None:
-            settings = own_settings(self._settings_class(), settings)
-        super().__init__(*args, settings=settings, **kwargs)
+def _taken(
+    kind: type[ez.Settings], args: tuple[object, ...], settings: ez.Settings | None
+) -> tuple[tuple[object, ...], ez.Settings | None]:
+    if settings is None and args and isinstance(args[0], ez.Settings):
+        settings, args = args[0], args[1:]
+    return args, settings if settings is None else own_settings(kind, settings)
 
 
-class TransformerTakesSettings(_TakesSettings):
+class TransformerTakesSettings(_Transformer):
     """A transformer that takes ezmsg-sigproc's settings for its own; to be named first among the bases."""
 
-    @classmethod
-    def _settings_class(cls) -> type[ez.Settings]:
-        return cls.get_settings_type()
+    def __init__(self, *args: object, settings: ez.Settings | None = None, **kwargs: object) -> None:
+        args, settings = _taken(self._settings_class(), args, settings)
+        super().__init__(*args, settings=settings, **kwargs)
+
+    def _settings_class(self) -> type[ez.Settings]:
+        return cast("BaseProcessor[ez.Settings, AxisArray, AxisArray]", self).get_settings_type()
 
     def update_settings(self, new_settings: ez.Settings | None = None, **kwargs: object) -> None:
+        """Take other settings, of this package or of ezmsg-sigproc's class for them."""
         if new_settings is not None:
             new_settings = own_settings(self._settings_class(), new_settings)
         super().update_settings(new_settings, **kwargs)
 
 
-class UnitTakesSettings(_TakesSettings):
+class UnitTakesSettings(_Unit):
     """A unit that takes ezmsg-sigproc's settings for its own; to be named first among the bases."""
 
-    SETTINGS: type[ez.Settings]
+    # Component declares the None that an instance begins with, and no class of settings.
+    SETTINGS: type[ez.Settings]  # type: ignore[assignment]
 
-    @classmethod
-    def _settings_class(cls) -> type[ez.Settings]:
-        return cls.SETTINGS
+    def __init__(self, *args: object, settings: ez.Settings | None = None, **kwargs: object) -> None:
+        args, settings = _taken(type(self).SETTINGS, args, settings)
+        super().__init__(*args, settings=settings, **kwargs)
 
     def apply_settings(self, settings: ez.Settings) -> None:
-        super().apply_settings(own_settings(self._settings_class(), settings))
+        """Take other settings, of this package or of ezmsg-sigproc's class for them."""
+        super().apply_settings(own_settings(type(self).SETTINGS, settings))

@@ -119,8 +119,8 @@ def _corrected(
 
     state, weights = mx.split(zi, 2, axis=axis)
     before = (*split_state(state, alpha, axis), *mx.split(weights, 2, axis=axis))
-    y, (high, low, *weights) = chunked_scan(x, x.shape[axis], chunk_sizes, before, launch, axis=axis)
-    return y, mx.concatenate([join_state((high, low), alpha, axis), *weights], axis=axis)
+    y, (high, low, *after) = chunked_scan(x, x.shape[axis], chunk_sizes, before, launch, axis=axis)
+    return y, mx.concatenate([join_state((high, low), alpha, axis), *after], axis=axis)
 
 
 def compile_ahead(coefficients: float, n_channels: int) -> None:
