@@ -5,6 +5,7 @@ import fcntl
 import os
 import pickle
 import shutil
+import tracemalloc
 from unittest import mock
 
 import numpy as np
@@ -396,3 +397,24 @@ def test_no_more_of_the_file_is_built_than_the_series(file):
     """pynwb builds an object of everything, so that whatever is broken elsewhere would be in the way."""
     with mock.patch("pynwb.NWBHDF5IO", None), mock.patch("ezmsg.nwb.NWBSlicer", None):
         assert NWBSource(file).n_samples == 1000
+
+
+def test_memory_does_not_grow_with_the_number_of_time_stamps(tmp_path, monkeypatch):
+    from ezmsg.mlx.offline import nwbtimes
+
+    monkeypatch.setattr(nwbtimes, "_BLOCK", 2**14)
+    peaks = []
+    for n in (2**16, 2**19):
+        path = tmp_path / f"{n}.nwb"
+        path, _ = stamped(path, np.arange(10) / RATE)
+        with edit(path) as raw:
+            replace(raw[SERIES], "data", np.zeros((n, 3), np.int8))
+            attrs = dict(raw[f"{SERIES}/timestamps"].attrs)
+            del raw[f"{SERIES}/timestamps"]
+            stamps = raw[SERIES].create_dataset("timestamps", data=np.arange(n) / RATE, chunks=(2**14,))
+            stamps.attrs.update(attrs)
+        tracemalloc.start()
+        NWBSource(path)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.5 * peaks[0] + 8 * 100_000

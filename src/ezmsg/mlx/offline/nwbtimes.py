@@ -144,7 +144,8 @@ class _Survey:
                 place = begin + int(np.argmin(np.isfinite(values)))
                 raise fault(path, name, f"has a time stamp of {values[place - begin]} s at sample {place}.")
             digest.update(values[: end - begin].tobytes())
-            sampled.append(np.diff(values)[::stride])
+            # A copy, since a view would keep all intervals.
+            sampled.append(np.diff(values)[::stride].copy())
             largest = max(largest, float(np.abs(values).max()))
         intervals = np.concatenate(sampled)
         self.digest = digest.hexdigest()[:16]
