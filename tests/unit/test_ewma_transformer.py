@@ -137,6 +137,16 @@ def test_correction_ends_after_some_17_time_constants(path):
     assert transformer.state.zi.shape == (2, 2)
 
 
+def test_looking_whether_the_correction_has_settled_costs_no_wait_a_message(path, monkeypatch):
+    waits, item = [], EWMATransformer._drop_settled_weight
+    monkeypatch.setattr(EWMATransformer, "_drop_settled_weight", lambda self: (waits.append(1), item(self))[1])
+    transformer, dead = EWMATransformer(time_constant=0.001), mx.array(np.float32([[math.nan, 1.0]] * 30))
+    for _ in range(100):
+        filtered(transformer, dead)
+    # A channel that is dead is looked at again after as long a time as it took the others.
+    assert 1 < len(waits) <= 6 and transformer.state.zi.shape == (4, 2)
+
+
 def test_state_that_needs_no_correction_goes_on_as_well(path):
     x, state, pieces = noise(1200, 2) + 5, None, []
     for piece in np.split(x, 4):

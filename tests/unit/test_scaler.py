@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import math
+import threading
 from unittest import mock
 
 import ezmsg.sigproc.scaler as sigproc
@@ -14,7 +15,7 @@ mx = pytest.importorskip("mlx.core")
 
 from helpers.ewma_cases import alpha_of
 from helpers.recurrences import check_close, noise, scores_in_turn
-from helpers.transformers import filtered, using
+from helpers.transformers import filtered, message, using
 from helpers.zscore_cases import OWN_CASES
 
 from ezmsg.mlx.kernels.layout import LARGEST_SCORED
@@ -181,6 +182,22 @@ def test_statistics_are_frozen_and_released_by_the_stream_of_the_unit(path, when
     asyncio.run(unit.on_accumulate(True))
     filtered(unit.processor, far)
     assert np.abs(filtered(unit.processor, mx.zeros((1, 2)))).min() > 1.0
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_what_was_seen_in_one_thread_without_accumulating_is_forgotten_in_another(path, read):
+    transformer, x = AdaptiveStandardScalerTransformer(time_constant=0.01, accumulate=False), noise(160, 2) + 5
+
+    def warm_up():
+        for piece in np.split(x[:120], 3):
+            result = transformer(message(mx.array(piece)))
+            if read:
+                mx.eval(result.data)
+
+    thread = threading.Thread(target=warm_up)
+    thread.start()
+    thread.join()
+    check_close(filtered(transformer, mx.array(x[-40:])), in_turn(x[-40:], 0.01))
 
 
 @pytest.mark.parametrize("value", [0.0, math.nan, None, True], ids=repr)
