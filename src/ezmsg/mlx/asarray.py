@@ -31,6 +31,8 @@ _BACKENDS = (*(str(member) for member in ArrayBackend), "mlx")
 
 
 class AsArraySettings(sigproc.AsArraySettings):
+    """The settings of :obj:`ezmsg.sigproc.asarray.AsArray`, checked when they are built, with a limit on the cache."""
+
     backend: ArrayBackend = ArrayBackend.numpy
     """Target array backend."""
 
@@ -154,10 +156,12 @@ class AsArray(UnitTakesSettings, BaseTransformerUnit[AsArraySettings, AxisArray,
     SETTINGS = AsArraySettings  # type: ignore[assignment]
 
     def create_processor(self) -> None:
+        """Make the transformer, and give it the name that the log and the monitor call it by."""
         super().create_processor()
         self.processor.node_name = self.address
 
     async def shutdown(self) -> None:
+        """Withdraw the limit on MLX's cache that was asked for."""
         # The unit may outlive its graph (in a notebook, say); what it asked for must not. Without a processor there
         # is nothing to withdraw: the graph failed to start.
         withdraw_cache_limit(getattr(self, "processor", None))

@@ -114,6 +114,8 @@ def ewma(
 
 
 class EWMASettings(sigproc.EWMASettings):
+    """The settings of :obj:`ezmsg.sigproc.ewma.EWMAUnit`, checked when they are built."""
+
     time_constant: float = 1.0
     """Time in seconds after which the response to a unit step has reached 1 - 1/e (about 63.2 %).
 
@@ -132,6 +134,8 @@ class EWMASettings(sigproc.EWMASettings):
 
 @processor_state
 class EWMAState(sigproc.EWMAState):
+    """The state of a moving average."""
+
     # ezmsg-sigproc declares NumPy's only, and keeps those of other libraries in it, too.
     zi: npt.NDArray | mx.array | None = None  # type: ignore[assignment]
     """The state of the average, in the array library of the stream; of MLX arrays as :func:`ewma` has it."""

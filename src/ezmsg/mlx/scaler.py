@@ -93,7 +93,8 @@ def zscore(
     return kernel("zscore", path or default_path()).run(x, float(alpha), zi, axis, chunk_sizes)
 
 
-class AdaptiveStandardScalerSettings(EWMASettings): ...
+class AdaptiveStandardScalerSettings(EWMASettings):
+    """The settings of :obj:`ezmsg.sigproc.scaler.AdaptiveStandardScaler`, checked when they are built."""
 
 
 @processor_state
@@ -235,4 +236,5 @@ class AdaptiveStandardScaler(
 
     @ez.subscriber(INPUT_ACCUMULATE)
     async def on_accumulate(self, accumulate: bool) -> None:
+        """Begin or cease to take new samples into the statistics."""
         self.processor.accumulate = accumulate

@@ -6,19 +6,18 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import cast
 
 import ezmsg.core as ez
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
+from ezmsg.util.messages.axisarray import AxisArray
 
 from ..memory.shapes import note_compiled
 from ..stream.convert import mlx_to_numpy, numpy_to_mlx
-from .fusedrun import Arrays, FusedRun, Key, Steps
-
-if TYPE_CHECKING:
-    from typing import Any
+from ..stream.fusible import Array, FusedStage
+from .fusedrun import Arrays, Configured, Ends, FusedRun, Key, Resident, Steps
 
 MOST_FUNCTIONS = 24
 """Functions that one run compiles: MLX keeps each for good."""
@@ -41,21 +40,36 @@ class CompiledRun(FusedRun):
     """Uploads a message, runs one compiled function, and reads the result.
 
     Args:
+        first: As in :class:`FusedRun`, like those up to *result*.
+        transformers: See there.
+        stages: See there.
+        ends: See there.
+        message: See there.
+        result: See there.
         lengths: Lengths of messages in samples that are known to come; None where none are known.
-        **run: As in :class:`FusedRun`.
     """
 
     how = "by mx.compile"
 
-    def __init__(self, *, lengths: tuple[int, ...] | None, **run: Any) -> None:
-        super().__init__(**run)
+    def __init__(
+        self,
+        first: int,
+        transformers: Sequence[Configured],
+        stages: Sequence[FusedStage],
+        ends: Ends,
+        message: AxisArray,
+        result: AxisArray,
+        *,
+        lengths: tuple[int, ...] | None,
+    ) -> None:
+        super().__init__(first, transformers, stages, ends, message, result)
         self._wanted, self._n_messages = lengths, 0
-        self._seen = {run["message"].data.shape[self._likeness.axis]}
+        self._seen = {message.data.shape[self._likeness.axis]}
         self._lengths: set[int] = set()
         self._functions: dict[Key, Callable[..., list[mx.array]]] = {}
         self._in_flight = 0.0
         entry = self.ends.entry
-        self._uploads_as_is = entry is not None and run["message"].data.dtype in map(np.dtype, ("i1", "u1", "i2", "u2"))
+        self._uploads_as_is = entry is not None and message.data.dtype in map(np.dtype, ("i1", "u1", "i2", "u2"))
 
     def compile_ahead(self) -> None:
         """Compile what is known to come, at the start of a stream; it takes seconds the first time on a machine."""
@@ -103,7 +117,8 @@ class CompiledRun(FusedRun):
 
     def _keys_ahead(self, n_samples: int) -> dict[Key, Steps]:
         """What messages of this length may do, from the present counts on and after an odd message."""
-        now, found = self._resident.counts, {}
+        now = cast(Resident, self._resident).counts
+        found: dict[Key, Steps] = {}
         odd = self._steps(1, now, self._axes)
         for counts in (now, now if odd is None else odd.counts):
             for _ in range(_LOOKAHEAD):
@@ -115,30 +130,31 @@ class CompiledRun(FusedRun):
         return found
 
     def _compiled(self, steps: Steps) -> Callable[..., list[mx.array]]:
-        sizes = tuple(map(len, self._resident.arrays))
+        resident = cast(Resident, self._resident).arrays
+        sizes = tuple(map(len, resident))
         function = mx.compile(functools.partial(self._function, steps, sizes))
         # Of zeros, and the state as it is: compiled and run once, and forgotten.
         likeness, n_samples = self._likeness, steps.key[0]
         shape = likeness.shape(n_samples)
         x = mx.zeros(shape, getattr(mx, str(likeness.dtype)) if self._uploads_as_is else mx.float32)
-        mx.eval(function(x, *itertools.chain(*self._resident.arrays)))
+        mx.eval(function(x, *itertools.chain(*resident)))
         return function
 
     def _function(self, steps: Steps, sizes: tuple[int, ...], x: mx.array, *flat: mx.array) -> list[mx.array]:
         y, after = self._apply(x.astype(mx.float32), _grouped(flat, sizes), steps.key[1], steps.lengths)
         return [*itertools.chain(*after), *(() if y is None else (y,))]
 
-    def _compute(self, data: npt.NDArray | mx.array, arrays: Arrays, steps: Steps) -> tuple:
+    def _compute(self, data: npt.NDArray | mx.array, arrays: Arrays, steps: Steps) -> tuple[Array, Arrays]:
         if self.ends.entry is None:
-            x = data
+            x = cast(mx.array, data)
         else:
             # Narrow integers are widened on the device, by the compiled function.
-            x, _ = numpy_to_mlx(data, None if self._uploads_as_is else "float32")
+            x, _ = numpy_to_mlx(cast(np.ndarray, data), None if self._uploads_as_is else "float32")
         outputs = self._functions[steps.key](x, *itertools.chain(*arrays))
         has_result = steps.lengths[-1] > 0
         after = _grouped(outputs, tuple(map(len, arrays)))
         y = outputs[-1] if has_result else None
-        if has_result and self.ends.exit is not None:
+        if y is not None and self.ends.exit is not None:
             mx.eval(outputs)
             self._in_flight = 0.0
             return mlx_to_numpy(y, self._dtype), after
@@ -162,7 +178,7 @@ class CompiledRun(FusedRun):
         return tuple(arrays)
 
     def _for_transformers(self, arrays: Arrays) -> Sequence[tuple[mx.array, ...]]:
-        return arrays
+        return cast("Sequence[tuple[mx.array, ...]]", arrays)
 
 
 def _grouped(flat: Sequence[mx.array], sizes: tuple[int, ...]) -> Arrays:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 from ezmsg.util.messages.axisarray import AxisArray
@@ -22,6 +22,15 @@ Arrays: TypeAlias = tuple[tuple[Array, ...], ...]
 
 Key: TypeAlias = tuple[int, tuple[Hashable, ...]]
 """What tells functions apart: the length of the message, and the variants of the stages."""
+
+
+class Configured(Protocol):
+    """A transformer, of which a run asks no more than its settings."""
+
+    @property
+    def settings(self) -> object:
+        """Its settings, which are replaced to change them."""
+        ...
 
 
 class Resident(NamedTuple):
@@ -69,7 +78,7 @@ class FusedRun(abc.ABC):
     def __init__(
         self,
         first: int,
-        transformers: Sequence[object],
+        transformers: Sequence[Configured],
         stages: Sequence[FusedStage],
         ends: Ends,
         message: AxisArray,
@@ -101,7 +110,7 @@ class FusedRun(abc.ABC):
             return None
         if self._resident is None and not self._load():
             return None
-        arrays, counts = self._resident
+        arrays, counts = cast(Resident, self._resident)
         steps = self._steps(n_samples, counts, message.axes)
         if steps is None or not self._is_ready(steps.key):
             return None
@@ -122,7 +131,7 @@ class FusedRun(abc.ABC):
     def has_settings_of(self, transformers: Sequence[object]) -> bool:
         """Whether the run was made for these transformers with the settings that they have now."""
         return len(transformers) == len(self._known) and all(
-            transformer is known and transformer.settings is settings
+            transformer is known and known.settings is settings
             for transformer, (known, settings, _) in zip(transformers, self._known, strict=False)
         )
 
@@ -150,9 +159,11 @@ class FusedRun(abc.ABC):
         return True
 
     def _load(self) -> bool:
-        loaded = [stage.load() for stage in self.stages]
-        if None in loaded:
-            return False
+        loaded = []
+        for stage in self.stages:
+            if (state := stage.load()) is None:
+                return False
+            loaded.append(state)
         self._resident = Resident(self._from_transformers([a for a, _ in loaded]), tuple(c for _, c in loaded))
         return True
 
@@ -174,7 +185,9 @@ class FusedRun(abc.ABC):
         axis = self._result_axis
         return (*self._shape[:axis], n_samples, *self._shape[axis + 1 :])
 
-    def _apply(self, x: Array, arrays: Arrays, variants: Sequence[Hashable], lengths: Sequence[int]) -> tuple:
+    def _apply(
+        self, x: Array | None, arrays: Arrays, variants: Sequence[Hashable], lengths: Sequence[int]
+    ) -> tuple[Array | None, Arrays]:
         """The data that comes out, None where it has no samples, and the arrays after it."""
         after = []
         for stage, held, variant, length in zip(self.stages, arrays, variants, lengths, strict=False):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from ..stream.fusible import Array
 from .fusedrun import Arrays, FusedRun, Key, Steps
 
 if TYPE_CHECKING:
@@ -30,16 +31,15 @@ class HostRun(FusedRun):
     def _is_ready(self, key: Key) -> bool:
         return True
 
-    def _compute(self, data: npt.NDArray | mx.array, arrays: Arrays, steps: Steps) -> tuple:
+    def _compute(self, data: npt.NDArray | mx.array, arrays: Arrays, steps: Steps) -> tuple[Array, Arrays]:
         x = self._memory_for(data.shape)
         if self.ends.entry is None:
             data = np.asarray(data)
         # MLX says nothing of what overflows, so neither does this.
         with np.errstate(all="ignore"):
             np.copyto(x, data, casting="unsafe")
-            y, arrays = self._apply(x, arrays, steps.key[1], steps.lengths)
-        if y is None:
-            y = np.empty(self._result_shape(0), np.float32)
+            result, arrays = self._apply(x, arrays, steps.key[1], steps.lengths)
+        y = np.empty(self._result_shape(0), np.float32) if result is None else cast(np.ndarray, result)
         if self.ends.exit is None:
             import mlx.core as mx
 

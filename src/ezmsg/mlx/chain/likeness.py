@@ -62,7 +62,12 @@ class Likeness:
             if axis is before:
                 continue
             if name == self.dim:
-                if type(axis) is not LinearAxis or axis.gain != before.gain or axis.unit != before.unit:
+                if (
+                    not isinstance(before, LinearAxis)
+                    or type(axis) is not LinearAxis
+                    or axis.gain != before.gain
+                    or axis.unit != before.unit
+                ):
                     return False
             elif not same_axis(before, axis):
                 return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import ezmsg.core as ez
 import numpy as np
@@ -16,7 +16,7 @@ from ..stream.convert import is_mlx_array
 from ..stream.device import uses_gpu
 from ..stream.fusible import FusedStage, fused_stage
 from ..stream.steps import Output, Step
-from .fusedrun import ON_ENTRY, Ends, FusedRun
+from .fusedrun import ON_ENTRY, Configured, Ends, FusedRun
 from .likeness import Likeness
 
 
@@ -42,9 +42,11 @@ class Alone:
         self._likeness = Likeness(passed.message)
 
     def is_like(self, message: AxisArray) -> bool:
+        """Whether *message* is like the one that the stage was found with."""
         return self._likeness.n_samples(message) is not None
 
     def has_settings_of(self, stages: Sequence[Step]) -> bool:
+        """Whether the first of *stages* is this one, with the settings that it had."""
         return stages[0] is self._stage and getattr(self._stage, "settings", None) is self._settings
 
 
@@ -76,7 +78,7 @@ def plan(passed: Sequence[Passed], lengths: tuple[int, ...] | None) -> list[Fuse
 
 def _fused(passed: Sequence[Passed], lengths: tuple[int, ...] | None) -> FusedRun | None:
     """The longest run that begins with the first of *passed*, if it has two stages."""
-    entry = passed[0].stage if _is_entry(passed[0]) else None
+    entry = cast(AsArrayTransformer, passed[0].stage) if _is_entry(passed[0]) else None
     n_taken = 0 if entry is None else 1
     leaves = None
     stages: list[FusedStage] = []
@@ -84,7 +86,7 @@ def _fused(passed: Sequence[Passed], lengths: tuple[int, ...] | None) -> FusedRu
         if not (_is_float32(step.message) and Likeness.has_regular_samples(step.message)):
             break
         if _is_exit(step):
-            leaves = step.stage
+            leaves = cast(AsArrayTransformer, step.stage)
             n_taken += 1
             break
         stage = _fused_stage(step) if isinstance(step.output, AxisArray) and _is_float32(step.output) else None
@@ -94,23 +96,18 @@ def _fused(passed: Sequence[Passed], lengths: tuple[int, ...] | None) -> FusedRu
         n_taken += 1
     if not stages or n_taken < 2:
         return None
-    parts = {
-        "first": passed[0].number,
-        "transformers": [step.stage for step in passed[:n_taken]],
-        "stages": stages,
-        "ends": Ends(entry, leaves),
-        "message": passed[0].message,
-        "result": passed[n_taken - 1].output,
-    }
+    first, message = passed[0].number, passed[0].message
+    transformers = [cast(Configured, step.stage) for step in passed[:n_taken]]
+    ends, result = Ends(entry, leaves), cast(AxisArray, passed[n_taken - 1].output)
     if not uses_gpu():
         from .fusions.loops import compile_ahead
         from .hostrun import HostRun
 
         compile_ahead()
-        return HostRun(**parts)
+        return HostRun(first, transformers, stages, ends, message, result)
     from .compiledrun import CompiledRun
 
-    run = CompiledRun(**parts, lengths=lengths)
+    run = CompiledRun(first, transformers, stages, ends, message, result, lengths=lengths)
     run.compile_ahead()
     return run
 

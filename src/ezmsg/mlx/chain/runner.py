@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import cast
 
 import ezmsg.core as ez
 from ezmsg.util.messages.axisarray import AxisArray
@@ -173,4 +174,4 @@ class Runner:
 def _as_list(output: Output) -> list[AxisArray]:
     if output is None:
         return []
-    return list(output) if isinstance(output, (list, tuple)) else [output]
+    return list(output) if isinstance(output, (list, tuple)) else [cast(AxisArray, output)]

@@ -7,7 +7,14 @@ import typing
 from collections.abc import Callable, Mapping
 
 import ezmsg.core as ez
-from ezmsg.baseproc import BaseTransformerUnit, CompositeProcessor, SettingsType, profile_subpub, resolve_stream_dim
+from ezmsg.baseproc import (
+    BaseProcessor,
+    BaseTransformerUnit,
+    CompositeProcessor,
+    SettingsType,
+    profile_subpub,
+    resolve_stream_dim,
+)
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
@@ -88,18 +95,18 @@ class BaseChainTransformer(CompositeProcessor[SettingsType, AxisArray, Output], 
     def stages(self) -> Mapping[str, Step]:
         """The stages by their names, with their present state."""
         self._runner.store()
-        return self._procs
+        return self._steps()
 
     @property
     def state(self) -> dict[str, typing.Any]:
         """The state of each stage that has one."""
         self._runner.store()
-        return CompositeProcessor.state.fget(self)
+        return super().state
 
     @state.setter
     def state(self, state: dict[str, typing.Any] | bytes | None) -> None:
         self._runner.store()
-        CompositeProcessor.state.fset(self, state)
+        typing.cast(property, CompositeProcessor.state).__set__(self, state)
 
     def update_settings(self, new_settings: SettingsType) -> None:
         """Take other settings: stages of the same name and class keep their state as far as their settings allow."""
@@ -122,8 +129,9 @@ class BaseChainTransformer(CompositeProcessor[SettingsType, AxisArray, Output], 
         if name not in self._procs:
             raise ValueError(f"name is {name!r}; allowed are {', '.join(map(repr, self._procs))}.")
         self._runner.store()
-        stage = self._procs[name]
-        stage.update_settings(replace(settings or stage.settings, **changes) if changes else settings)
+        stage = typing.cast("BaseProcessor[ez.Settings, AxisArray, Output]", self._procs[name])
+        settings = settings or stage.settings
+        stage.update_settings(replace(settings, **changes) if changes else settings)
 
     def flush(self) -> list[AxisArray]:
         """What the stages still hold at the end of a stream, and what the stages behind make of it."""
@@ -133,23 +141,30 @@ class BaseChainTransformer(CompositeProcessor[SettingsType, AxisArray, Output], 
         """A line for each stage, which says whether it is fused; the first messages of a stream decide."""
         return self._runner.describe()
 
-    def stateful_op(self, state: dict | None, message: AxisArray) -> tuple[dict, Output]:
+    # ezmsg-baseproc declares that processors take None, too, as they do behind a producer.
+    def stateful_op(  # type: ignore[override]
+        self, state: dict[str, typing.Any] | None, message: AxisArray
+    ) -> tuple[dict[str, typing.Any], Output]:
         """Run *message* from the given state, as in ezmsg-baseproc: stage by stage, without lists."""
         self._runner.store()
         return super().stateful_op(state, message)
 
-    def _process(self, message: AxisArray) -> Output:
+    def _process(self, message: AxisArray) -> Output:  # type: ignore[override]
         return self._post_process(self._runner(message))
 
-    async def _aprocess(self, message: AxisArray) -> Output:
+    async def _aprocess(self, message: AxisArray) -> Output:  # type: ignore[override]
         return self._process(message)
 
     def _validate_processor_chain(self) -> None:
         # ezmsg-baseproc compares what each stage gives with what the next takes, and knows no lists.
-        self._procs = named_stages(self._procs, "The chain")
+        self._procs = typing.cast("dict[str, typing.Any]", named_stages(self._steps(), "The chain"))
 
     def _renew(self) -> None:
-        self._runner = Runner(type(self).__name__, self._procs, self._fuse, self._lengths)
+        self._runner = Runner(type(self).__name__, self._steps(), self._fuse, self._lengths)
+
+    def _steps(self) -> dict[str, Step]:
+        # ezmsg-baseproc declares other kinds of stages, too, and that each gives one message.
+        return typing.cast("dict[str, Step]", self._procs)
 
 
 class ChainSettings(ez.Settings):
@@ -227,11 +242,13 @@ class Chain(BaseTransformerUnit[ChainSettings, AxisArray, Output, ChainTransform
     INPUT_STAGE_SETTINGS = ez.InputStream(StageSettings)
 
     def create_processor(self) -> None:
+        """Make the stages, and give those that convert the name that the log and the monitor call them by."""
         super().create_processor()
         for name, stage in self._conversions():
             stage.node_name = f"{self.address}/{name}"
 
     async def shutdown(self) -> None:
+        """Withdraw the limits on MLX's cache that the stages asked for."""
         # As AsArray's own unit: what was asked for must not outlive the graph.
         for _, stage in self._conversions():
             withdraw_cache_limit(stage)
@@ -244,6 +261,7 @@ class Chain(BaseTransformerUnit[ChainSettings, AxisArray, Output, ChainTransform
     @ez.publisher(BaseTransformerUnit.OUTPUT_SIGNAL)
     @profile_subpub(trace_oldest=False)
     async def on_signal(self, message: AxisArray) -> typing.AsyncGenerator:
+        """Publish what the stages make of *message*, one message at a time."""
         output = await self.processor.__acall__(message)
         if output is None:
             return
@@ -254,6 +272,7 @@ class Chain(BaseTransformerUnit[ChainSettings, AxisArray, Output, ChainTransform
 
     @ez.subscriber(INPUT_STAGE_SETTINGS)
     async def on_stage_settings(self, message: StageSettings) -> None:
+        """Change the settings of one stage while it runs."""
         self.processor.update_stage(message.stage, message.settings)
 
 

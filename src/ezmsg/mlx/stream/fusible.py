@@ -20,7 +20,7 @@ What is registered counts for exactly that class: a subclass may compute somethi
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy.typing as npt
 from ezmsg.baseproc import resolve_stream_dim
@@ -34,6 +34,12 @@ Array: TypeAlias = "mx.array | npt.NDArray"
 
 Axes: TypeAlias = dict[str, AxisBase]
 """The axes of a message, by the name of their dimension."""
+
+Counts: TypeAlias = Any
+"""What a stage counts: one immutable, hashable value, of a type that each stage chooses."""
+
+Variant: TypeAlias = Any
+"""What tells apart the functions that a stage is: a hashable value, of a type that each stage chooses."""
 
 TransformerT = TypeVar("TransformerT")
 
@@ -74,7 +80,7 @@ class FusedStage(Generic[TransformerT]):
         self.dim = resolve_stream_dim(message)
         self.axis = message.get_axis_idx(self.dim)
 
-    def apply(self, x: Array, arrays: tuple[Array, ...], variant: Hashable) -> tuple[Array, tuple[Array, ...]]:
+    def apply(self, x: Array, arrays: tuple[Array, ...], variant: Variant) -> tuple[Array, tuple[Array, ...]]:
         """The data of the result, and the arrays of the state after it; without side effects.
 
         Args:
@@ -85,18 +91,18 @@ class FusedStage(Generic[TransformerT]):
         """
         raise NotImplementedError
 
-    def advance(self, n_samples: int, counts: Hashable, axes: Axes) -> Step | None:
+    def advance(self, n_samples: int, counts: Counts, axes: Axes) -> Step | None:
         """What a message of *n_samples* with these *axes* does at these *counts*; without side effects.
 
         None leaves the message to the stages one by one, and the transformer to whatever it does with it.
         """
         return Step(None, n_samples, counts, axes)
 
-    def load(self) -> tuple[tuple[mx.array, ...], Hashable] | None:
+    def load(self) -> tuple[tuple[mx.array, ...], Counts] | None:
         """The state of the transformer, as arrays and counts; None where it is in one that cannot be fused."""
         return (), None
 
-    def store(self, arrays: tuple[mx.array, ...], counts: Hashable) -> None:
+    def store(self, arrays: tuple[mx.array, ...], counts: Counts) -> None:
         """Make *arrays* and *counts* the state of the transformer."""
 
 

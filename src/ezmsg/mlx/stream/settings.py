@@ -9,12 +9,13 @@ import dataclasses
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import ezmsg.core as ez
-from ezmsg.baseproc import BaseProcessor, suppress_axis_deprecation
-from ezmsg.util.messages.axisarray import AxisArray
+from ezmsg.baseproc import suppress_axis_deprecation
 
 SettingsT = TypeVar("SettingsT", bound=ez.Settings)
 
 if TYPE_CHECKING:
+    from ezmsg.baseproc import BaseProcessor
+    from ezmsg.util.messages.axisarray import AxisArray
 
     class _Transformer:
         """What the mixin for transformers calls of the classes behind it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from typing import cast
 
 import ezmsg.sigproc.math.pow as sigproc_pow
 import numpy as np
@@ -18,22 +18,31 @@ from .loops import logarithm
 
 
 class FusedAbs(FusedStage[AbsTransformer]):
-    def apply(self, x: Array, arrays: tuple[Array, ...], variant: Hashable) -> tuple[Array, tuple[Array, ...]]:
+    """The absolute value."""
+
+    def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
+        """See :class:`FusedStage`."""
         if isinstance(x, np.ndarray):
             return np.abs(x, out=x), arrays
         return get_namespace(x).abs(x), arrays
 
 
 class FusedClip(FusedStage[ClipTransformer]):
-    def apply(self, x: Array, arrays: tuple[Array, ...], variant: Hashable) -> tuple[Array, tuple[Array, ...]]:
+    """The value between two bounds."""
+
+    def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
+        """See :class:`FusedStage`."""
         settings = self.transformer.settings
         if isinstance(x, np.ndarray):
             return np.clip(x, settings.min, settings.max, out=x), arrays
         return get_namespace(x).clip(x, settings.min, settings.max), arrays
 
 
-class FusedPow(FusedStage):
-    def apply(self, x: Array, arrays: tuple[Array, ...], variant: Hashable) -> tuple[Array, tuple[Array, ...]]:
+class FusedPow(FusedStage[PowTransformer | sigproc_pow.PowTransformer]):
+    """A power."""
+
+    def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
+        """See :class:`FusedStage`."""
         exponent = float(self.transformer.settings.exponent)
         if isinstance(x, np.ndarray):
             return (np.multiply(x, x, out=x) if exponent == 2.0 else np.power(x, exponent, out=x)), arrays
@@ -41,14 +50,17 @@ class FusedPow(FusedStage):
 
 
 class FusedLog(FusedStage[LogTransformer]):
+    """The logarithm to any base."""
+
     def __init__(self, transformer: LogTransformer, message: AxisArray) -> None:
         super().__init__(transformer, message)
         import mlx.core as mx
 
         self._least = np.finfo(np.float32).smallest_normal if transformer.settings.clip_zero else np.float32(-np.inf)
-        self._divisor = np.float32(mx.log(transformer.settings.base).item())
+        self._divisor = np.float32(cast(float, mx.log(mx.array(transformer.settings.base)).item()))
 
-    def apply(self, x: Array, arrays: tuple[Array, ...], variant: Hashable) -> tuple[Array, tuple[Array, ...]]:
+    def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
+        """See :class:`FusedStage`."""
         if isinstance(x, np.ndarray):
             x = np.ascontiguousarray(x)
             logarithm(x.reshape(-1), self._least, self._divisor)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Hashable
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 import numpy as np
+import numpy.typing as npt
 from ezmsg.sigproc.aggregate import AggregationFunction
-from ezmsg.sigproc.binned_aggregate import BinnedAggregateTransformer
+from ezmsg.sigproc.binned_aggregate import BinnedAggregateTransformer, BinSchedule
 from ezmsg.sigproc.downsample import DownsampleTransformer
-from ezmsg.util.messages.axisarray import AxisArray
+from ezmsg.util.messages.axisarray import AxisArray, AxisBase, LinearAxis
 from ezmsg.util.messages.util import replace
 
 from ...stream.fusible import Array, Axes, FusedStage, Step, fusion_of
@@ -25,6 +26,13 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
 _REDUCED = {AggregationFunction.MEAN, AggregationFunction.SUM, AggregationFunction.MIN, AggregationFunction.MAX}
+
+BinCounts: TypeAlias = tuple[int, int]
+"""The bins that are done, and the samples of the open one."""
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+
+ArrayT = TypeVar("ArrayT", npt.NDArray[np.float32], "mx.array")
 
 
 class FusedBins(FusedStage[BinnedAggregateTransformer]):
@@ -37,13 +45,14 @@ class FusedBins(FusedStage[BinnedAggregateTransformer]):
 
     def __init__(self, transformer: BinnedAggregateTransformer, message: AxisArray) -> None:
         super().__init__(transformer, message)
-        self._schedule = copy.copy(transformer.state.schedule)
+        self._schedule = copy.copy(_schedule_of(transformer))
         self._room = math.ceil(self._schedule.spb) + 1
         self._others = message.data.shape[1:]
         self._operations = transformer._operations
         self._is_multiple = isinstance(transformer.settings.operation, tuple)
 
-    def load(self) -> tuple[tuple[mx.array, ...], Hashable]:
+    def load(self) -> tuple[tuple[mx.array, ...], BinCounts]:
+        """See :class:`FusedStage`."""
         import mlx.core as mx
 
         state = self.transformer.state
@@ -52,34 +61,42 @@ class FusedBins(FusedStage[BinnedAggregateTransformer]):
         room = room if state.carry is None else mx.concatenate([state.carry, room])
         n_open_on_device = mx.array([n_open], mx.int32)
         mx.eval(room, n_open_on_device)
-        return (room, n_open_on_device), (state.schedule.n_bins_done, n_open)
+        return (room, n_open_on_device), (_schedule_of(self.transformer).n_bins_done, n_open)
 
-    def store(self, arrays: tuple[mx.array, ...], counts: Hashable) -> None:
-        state = self.transformer.state
+    def store(self, arrays: tuple[mx.array, ...], counts: BinCounts) -> None:
+        """See :class:`FusedStage`."""
+        state, schedule = self.transformer.state, _schedule_of(self.transformer)
         n_done, n_open = counts
-        state.schedule.n_bins_done, state.schedule.carry_count = n_done, n_open
+        schedule.n_bins_done, schedule.carry_count = n_done, n_open
         # Sigproc has none before the first sample, and none right after a bin.
         state.carry = arrays[0][:n_open] if n_open else None
 
-    def advance(self, n_samples: int, counts: Hashable, axes: Axes) -> Step:
-        schedule, axis = self._schedule, axes[self.dim]
+    def advance(self, n_samples: int, counts: BinCounts, axes: Axes) -> Step:
+        """See :class:`FusedStage`."""
+        # A chain fuses messages with a regular axis only.
+        schedule, axis = self._schedule, cast(LinearAxis, axes[self.dim])
         n_done, n_open = counts
         schedule.n_bins_done, schedule.carry_count = n_done, n_open
         step = schedule.advance(n_samples, axis.offset, axis.gain)
         axes = {**axes, self.dim: replace(axis, gain=step.output_gain, offset=step.output_offset)}
         if self._is_multiple:
-            axes[self.transformer.settings.newaxis] = self.transformer.state.metric_axis
+            axes[self.transformer.settings.newaxis] = cast(AxisBase, self.transformer.state.metric_axis)
         is_aligned = n_open == 0 and step.carry_count == 0 and step.n_bins > 0
         variant = tuple(step.cut_points), is_aligned
         return Step(variant, step.n_bins, (schedule.n_bins_done, schedule.carry_count), axes)
 
-    def apply(self, x: Array, arrays: tuple[Array, ...], variant: Hashable) -> tuple[Array, tuple[Array, ...]]:
+    def apply(
+        self, x: Array, arrays: tuple[Array, ...], variant: tuple[tuple[int, ...], bool]
+    ) -> tuple[Array, tuple[Array, ...]]:
+        """See :class:`FusedStage`."""
         ends, is_aligned = variant
         if isinstance(x, np.ndarray):
-            return self._on_host(x, arrays, ends, is_aligned)
-        return self._on_device(x, arrays, ends, is_aligned)
+            return self._on_host(x, cast("tuple[npt.NDArray, ...]", arrays), ends, is_aligned)
+        return self._on_device(x, cast("tuple[mx.array, ...]", arrays), ends, is_aligned)
 
-    def _on_host(self, x: Array, arrays: tuple[Array, ...], ends: tuple[int, ...], is_aligned: bool) -> tuple:
+    def _on_host(
+        self, x: Floats, arrays: tuple[npt.NDArray, ...], ends: tuple[int, ...], is_aligned: bool
+    ) -> tuple[Floats, tuple[npt.NDArray, ...]]:
         room, n_open = arrays
         if is_aligned:
             return self._reduced_on_host(x, ends), arrays
@@ -101,8 +118,8 @@ class FusedBins(FusedStage[BinnedAggregateTransformer]):
             room[:n_left] = work[ends[-1] :]
         return y, (room, np.array([n_left], np.int32))
 
-    def _reduced_on_host(self, work: Array, ends: tuple[int, ...]) -> Array:
-        results = []
+    def _reduced_on_host(self, work: Floats, ends: tuple[int, ...]) -> Floats:
+        results: list[Floats] = []
         for operation in self._operations:
             if operation is AggregationFunction.MEAN:
                 y = np.empty((len(ends), *self._others), np.float32)
@@ -112,7 +129,9 @@ class FusedBins(FusedStage[BinnedAggregateTransformer]):
             results.append(y)
         return np.stack(results, axis=-1) if self._is_multiple else results[0]
 
-    def _on_device(self, x: Array, arrays: tuple[Array, ...], ends: tuple[int, ...], is_aligned: bool) -> tuple:
+    def _on_device(
+        self, x: mx.array, arrays: tuple[mx.array, ...], ends: tuple[int, ...], is_aligned: bool
+    ) -> tuple[mx.array, tuple[mx.array, ...]]:
         import mlx.core as mx
 
         room, n_open = arrays
@@ -130,12 +149,17 @@ class FusedBins(FusedStage[BinnedAggregateTransformer]):
         results = [self._reduced(work, ends, operation, mx) for operation in self._operations]
         return (mx.stack(results, axis=-1) if self._is_multiple else results[0]), arrays
 
-    def _reduced(self, work: Array, ends: tuple[int, ...], operation: AggregationFunction, xp: object) -> Array:
+    def _reduced(self, work: ArrayT, ends: tuple[int, ...], operation: AggregationFunction, xp: ModuleType) -> ArrayT:
         bins = list(zip((0, *ends), ends, strict=False))
         reduce, length = getattr(xp, operation.value), ends[0]
         if all(end - start == length for start, end in bins):
             return reduce(work[: ends[-1]].reshape(len(ends), length, *self._others), axis=1)
         return xp.stack([reduce(work[start:end], axis=0) for start, end in bins], axis=0)
+
+
+def _schedule_of(transformer: BinnedAggregateTransformer) -> BinSchedule:
+    """The bins of a transformer that has run a message."""
+    return cast(BinSchedule, transformer.state.schedule)
 
 
 def _placed(x: mx.array, room: mx.array, first: mx.array) -> mx.array:
@@ -153,11 +177,12 @@ def _placed(x: mx.array, room: mx.array, first: mx.array) -> mx.array:
 
 @fusion_of(BinnedAggregateTransformer)
 def fuse_bins(transformer: BinnedAggregateTransformer, message: AxisArray) -> FusedStage | None:
+    """Bins of mean, sum, least and largest, of one sample or more."""
     settings = transformer.settings
     operations = settings.operation if isinstance(settings.operation, tuple) else (settings.operation,)
     stage = FusedBins(transformer, message)
     # A bin shorter than a sample may be empty.
-    is_dense = transformer.state.schedule.spb >= 1.0
+    is_dense = _schedule_of(transformer).spb >= 1.0
     if settings.passthrough or not is_dense or not _REDUCED.issuperset(operations):
         return None
     return stage if stage.axis == 0 and transformer.state.axis == stage.dim else None
@@ -166,7 +191,8 @@ def fuse_bins(transformer: BinnedAggregateTransformer, message: AxisArray) -> Fu
 class FusedDownsample(FusedStage[DownsampleTransformer]):
     """Every n-th sample. Count: that of ezmsg-sigproc. Array: the place of the first sample in the next message."""
 
-    def load(self) -> tuple[tuple[mx.array, ...], Hashable]:
+    def load(self) -> tuple[tuple[mx.array, ...], int]:
+        """See :class:`FusedStage`."""
         import mlx.core as mx
 
         index = self.transformer.state.s_idx
@@ -174,11 +200,13 @@ class FusedDownsample(FusedStage[DownsampleTransformer]):
         mx.eval(first)
         return (first,), index
 
-    def store(self, arrays: tuple[mx.array, ...], counts: Hashable) -> None:
+    def store(self, arrays: tuple[mx.array, ...], counts: int) -> None:
+        """See :class:`FusedStage`."""
         self.transformer.state.s_idx = counts
 
-    def advance(self, n_samples: int, counts: Hashable, axes: Axes) -> Step:
-        q, axis = self.transformer.state.q, axes[self.dim]
+    def advance(self, n_samples: int, counts: int, axes: Axes) -> Step:
+        """See :class:`FusedStage`."""
+        q, axis = self.transformer.state.q, cast(LinearAxis, axes[self.dim])
         first = -counts % q
         n_kept = max(-(-(n_samples - first) // q), 0)
         if n_samples > 0:
@@ -187,7 +215,8 @@ class FusedDownsample(FusedStage[DownsampleTransformer]):
         axes = {**axes, self.dim: replace(axis, gain=axis.gain * q, offset=offset)}
         return Step((n_samples, n_kept), n_kept, counts, axes)
 
-    def apply(self, x: Array, arrays: tuple[Array, ...], variant: Hashable) -> tuple[Array, tuple[Array, ...]]:
+    def apply(self, x: Array, arrays: tuple[Array, ...], variant: tuple[int, int]) -> tuple[Array, tuple[Array, ...]]:
+        """See :class:`FusedStage`."""
         n_samples, n_kept = variant
         (first,), q = arrays, self.transformer.state.q
         if isinstance(x, np.ndarray):
@@ -196,10 +225,12 @@ class FusedDownsample(FusedStage[DownsampleTransformer]):
             return np.ascontiguousarray(kept), (np.array((start - n_samples) % q, np.int32),)
         import mlx.core as mx
 
-        return mx.take(x, first + mx.arange(n_kept, dtype=mx.int32) * q, axis=self.axis), ((first - n_samples) % q,)
+        rows = cast(mx.array, first) + mx.arange(n_kept, dtype=mx.int32) * q
+        return mx.take(x, rows, axis=self.axis), ((first - n_samples) % q,)
 
 
 @fusion_of(DownsampleTransformer)
 def fuse_downsample(transformer: DownsampleTransformer, message: AxisArray) -> FusedStage | None:
+    """Every n-th sample of the stream dimension."""
     stage = FusedDownsample(transformer, message)
     return stage if transformer.state.axis == stage.dim else None

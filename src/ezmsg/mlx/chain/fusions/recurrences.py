@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
+import numpy.typing as npt
 from ezmsg.baseproc import resolve_stream_dim
 from ezmsg.util.messages.axisarray import AxisArray
 
@@ -15,7 +15,7 @@ from ...detrend import DetrendTransformer
 from ...ewma import EWMATransformer
 from ...filter import FilterTransformer
 from ...filterbydesign import FilterByDesign
-from ...kernels import default_path, kernel
+from ...kernels import Recurrence, default_path, kernel
 from ...scaler import AdaptiveStandardScalerTransformer
 from ...stream.device import uses_gpu
 from ...stream.fusible import Array, Axes, FusedStage, Step, fusion_of
@@ -24,16 +24,23 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
 
-def _run(recurrence: str, x: Array, coefficients: object, zi: Array, axis: int, sizes: tuple[int, ...]) -> tuple:
+Coefficients: TypeAlias = float | npt.NDArray[np.float64]
+"""``alpha`` of averages and z-scores, sections of filters."""
+
+
+def _run(
+    recurrence: Recurrence, x: Array, coefficients: Coefficients, zi: Array, axis: int, sizes: tuple[int, ...]
+) -> tuple[Array, Array]:
     """The kernel of *recurrence*, for arrays of either library."""
     path = default_path()
     if recurrence != "sosfilt" and path == "cpu" and isinstance(x, np.ndarray):
         from . import hostkernels
 
-        return (hostkernels.average if recurrence == "ewma" else hostkernels.scores)(x, coefficients, zi, axis)
+        compute = hostkernels.average if recurrence == "ewma" else hostkernels.scores
+        return compute(x, cast(float, coefficients), cast("npt.NDArray[np.float32]", zi), axis)
     run = kernel(recurrence, path).run
     if not isinstance(x, np.ndarray):
-        return run(x, coefficients, zi, axis, sizes)
+        return run(x, coefficients, cast("mx.array", zi), axis, sizes)
     import mlx.core as mx
 
     # Copies, which MLX's CPU device gives at once: nothing waits for an evaluation.
@@ -50,26 +57,30 @@ class FusedAverage(FusedStage[EWMATransformer]):
         super().__init__(transformer, message)
         self._alpha, self._sizes = transformer.state.alpha, transformer.settings.mlx_metal_chunk_sizes
         self._accumulates = transformer.settings.accumulate
-        self._shape = transformer.state.zi.shape
+        self._shape = cast("mx.array", transformer.state.zi).shape
 
-    def load(self) -> tuple[tuple[mx.array, ...], Hashable] | None:
+    def load(self) -> tuple[tuple[mx.array, ...], int] | None:
+        """See :class:`FusedStage`."""
         state = self.transformer.state
         if isinstance(state.zi, np.ndarray):
             # A message of NumPy's has come between; the transformer goes on from its state.
             return None
-        if state.zi.shape == self._shape or not uses_gpu():
-            return (state.zi,), state.n_seen
+        zi = cast("mx.array", state.zi)
+        if zi.shape == self._shape or not uses_gpu():
+            return (zi,), state.n_seen
         import mlx.core as mx
 
         # The transformer has stopped correcting, but the function is compiled for a state with weights: all are 1.
-        high, low = mx.split(state.zi, 2, axis=self.axis)
-        return (mx.concatenate([state.zi, mx.ones_like(high), mx.zeros_like(low)], axis=self.axis),), state.n_seen
+        high, low = mx.split(zi, 2, axis=self.axis)
+        return (mx.concatenate([zi, mx.ones_like(high), mx.zeros_like(low)], axis=self.axis),), state.n_seen
 
-    def store(self, arrays: tuple[mx.array, ...], counts: Hashable) -> None:
+    def store(self, arrays: tuple[mx.array, ...], counts: int) -> None:
+        """See :class:`FusedStage`."""
         state = self.transformer.state
         (state.zi,), state.n_seen = arrays, counts
 
-    def advance(self, n_samples: int, counts: Hashable, axes: Axes) -> Step | None:
+    def advance(self, n_samples: int, counts: int, axes: Axes) -> Step | None:
+        """See :class:`FusedStage`."""
         if not self._accumulates:
             return Step(None, n_samples, counts, axes)
         counts += n_samples
@@ -77,7 +88,8 @@ class FusedAverage(FusedStage[EWMATransformer]):
         is_left = counts >= self.transformer.state.next_weight_check
         return None if is_left else Step(None, n_samples, counts, axes)
 
-    def apply(self, x: Array, arrays: tuple[Array, ...], variant: Hashable) -> tuple[Array, tuple[Array, ...]]:
+    def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
+        """See :class:`FusedStage`."""
         y, after = _run("ewma", x, self._alpha, arrays[0], self.axis, self._sizes)
         if self.subtracts:
             y = np.subtract(x, y, out=x) if isinstance(x, np.ndarray) else x - y
@@ -85,6 +97,8 @@ class FusedAverage(FusedStage[EWMATransformer]):
 
 
 class FusedDetrend(FusedAverage):
+    """The data minus its average, with the state of the average."""
+
     subtracts = True
 
 
@@ -95,11 +109,13 @@ def _is_set_up(transformer: EWMATransformer) -> bool:
 
 @fusion_of(EWMATransformer)
 def fuse_average(transformer: EWMATransformer, message: AxisArray) -> FusedStage | None:
+    """The average, while its state is MLX's."""
     return FusedAverage(transformer, message) if _is_set_up(transformer) else None
 
 
 @fusion_of(DetrendTransformer)
 def fuse_detrend(transformer: DetrendTransformer, message: AxisArray) -> FusedStage | None:
+    """The data minus its average, while the state of that is MLX's."""
     return FusedDetrend(transformer, message) if _is_set_up(transformer) else None
 
 
@@ -108,27 +124,32 @@ class FusedScores(FusedStage[AdaptiveStandardScalerTransformer]):
 
     def __init__(self, transformer: AdaptiveStandardScalerTransformer, message: AxisArray) -> None:
         super().__init__(transformer, message)
-        self._alpha, self._sizes = transformer.state.alpha, transformer.settings.mlx_metal_chunk_sizes
+        self._alpha, self._sizes = cast(float, transformer.state.alpha), transformer.settings.mlx_metal_chunk_sizes
         self._accumulates = transformer.settings.accumulate
 
-    def load(self) -> tuple[tuple[mx.array, ...], Hashable] | None:
+    def load(self) -> tuple[tuple[mx.array, ...], int] | None:
+        """See :class:`FusedStage`."""
         state = self.transformer.state
         return None if state.zi is None else ((state.zi,), state.n_seen)
 
-    def store(self, arrays: tuple[mx.array, ...], counts: Hashable) -> None:
+    def store(self, arrays: tuple[mx.array, ...], counts: int) -> None:
+        """See :class:`FusedStage`."""
         state = self.transformer.state
         (state.zi,), state.n_seen = arrays, counts
 
-    def advance(self, n_samples: int, counts: Hashable, axes: Axes) -> Step:
+    def advance(self, n_samples: int, counts: int, axes: Axes) -> Step:
+        """See :class:`FusedStage`."""
         return Step(None, n_samples, counts + n_samples if self._accumulates else counts, axes)
 
-    def apply(self, x: Array, arrays: tuple[Array, ...], variant: Hashable) -> tuple[Array, tuple[Array, ...]]:
+    def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
+        """See :class:`FusedStage`."""
         y, after = _run("zscore", x, self._alpha, arrays[0], self.axis, self._sizes)
         return y, (after,) if self._accumulates else arrays
 
 
 @fusion_of(AdaptiveStandardScalerTransformer)
 def fuse_scores(transformer: AdaptiveStandardScalerTransformer, message: AxisArray) -> FusedStage | None:
+    """z-scores, while their state is MLX's."""
     return FusedScores(transformer, message) if transformer.state.zi is not None else None
 
 
@@ -137,31 +158,39 @@ class FusedSections(FusedStage[FilterTransformer | FilterByDesign]):
 
     def __init__(self, transformer: FilterTransformer | FilterByDesign, message: AxisArray) -> None:
         super().__init__(transformer, message)
-        self._sections, self._sizes = self._filter.state.sections, transformer.settings.mlx_metal_chunk_sizes
+        self._sections = cast("npt.NDArray[np.float64]", self._filter.state.sections)
+        self._sizes = transformer.settings.mlx_metal_chunk_sizes
 
     @property
     def _filter(self) -> FilterTransformer:
         # One that is designed is made anew with each reset.
         transformer = self.transformer
-        return transformer if isinstance(transformer, FilterTransformer) else transformer.state.filter
+        if isinstance(transformer, FilterTransformer):
+            return transformer
+        return cast(FilterTransformer, transformer.state.filter)
 
-    def load(self) -> tuple[tuple[mx.array, ...], Hashable] | None:
+    def load(self) -> tuple[tuple[mx.array, ...], None] | None:
+        """See :class:`FusedStage`."""
         state = self._filter.state
         # Other sections, and channels that have not begun, are for the transformer itself.
         if state.sections is None or state.not_begun is not None:
             return None
-        return ((state.zi,), None) if np.array_equal(state.sections, self._sections) else None
+        zi = cast("mx.array", state.zi)
+        return ((zi,), None) if np.array_equal(state.sections, self._sections) else None
 
-    def store(self, arrays: tuple[mx.array, ...], counts: Hashable) -> None:
+    def store(self, arrays: tuple[mx.array, ...], counts: None) -> None:
+        """See :class:`FusedStage`."""
         self._filter.state.zi = arrays[0]
 
-    def apply(self, x: Array, arrays: tuple[Array, ...], variant: Hashable) -> tuple[Array, tuple[Array, ...]]:
+    def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
+        """See :class:`FusedStage`."""
         y, zf = _run("sosfilt", x, self._sections, arrays[0], self.axis, self._sizes)
         return y, (zf,)
 
 
 @fusion_of(FilterTransformer)
 def fuse_sections(transformer: FilterTransformer, message: AxisArray) -> FusedStage | None:
+    """A filter that a kernel computes."""
     state = transformer.state
     # Without sections the filter is not computed by a kernel.
     is_ours = state.sections is not None and message.dims[state.axis_idx] == resolve_stream_dim(message)
@@ -171,7 +200,9 @@ def fuse_sections(transformer: FilterTransformer, message: AxisArray) -> FusedSt
 @fusion_of(ButterworthFilterTransformer)
 @fusion_of(ChebyshevFilterTransformer)
 def fuse_design(transformer: FilterByDesign, message: AxisArray) -> FusedStage | None:
+    """A designed filter that a kernel computes."""
     # An order of 0 lets messages through.
-    if not transformer.settings.order or fuse_sections(transformer.state.filter, message) is None:
+    child = transformer.state.filter
+    if not transformer.settings.order or child is None or fuse_sections(child, message) is None:
         return None
     return FusedSections(transformer, message)

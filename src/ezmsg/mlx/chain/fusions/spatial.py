@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from ezmsg.baseproc import resolve_feature_dim
@@ -28,7 +27,8 @@ class FusedCommonRereference(FusedStage[CommonRereferenceTransformer]):
         self._n_channels = message.data.shape[self._channels]
         self._scale = float(transformer.state.scale)
 
-    def apply(self, x: Array, arrays: tuple[Array, ...], variant: Hashable) -> tuple[Array, tuple[Array, ...]]:
+    def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
+        """See :class:`FusedStage`."""
         if isinstance(x, np.ndarray):
             if self._channels == x.ndim - 1:
                 subtract_row_means(x.reshape(-1, self._n_channels), np.float32(1.0 / self._n_channels))
@@ -44,6 +44,7 @@ class FusedCommonRereference(FusedStage[CommonRereferenceTransformer]):
 
 @fusion_of(CommonRereferenceTransformer)
 def fuse_common_rereference(transformer: CommonRereferenceTransformer, message: AxisArray) -> FusedStage | None:
+    """The mean of all channels, subtracted."""
     state = transformer.state
     if transformer.settings.mode != "mean" or state.passthrough or not state.single:
         return None
@@ -62,17 +63,21 @@ class FusedAffine(FusedStage[AffineTransformTransformer]):
         self._mixed = message.get_axis_idx(self._name)
         self._n_in = message.data.shape[self._mixed]
 
-    def load(self) -> tuple[tuple[mx.array, ...], Hashable] | None:
+    def load(self) -> tuple[tuple[mx.array, ...], None] | None:
+        """See :class:`FusedStage`."""
         state = self.transformer.state
         if state.blocks is not None or state.weights is None:
             return None
-        return (state.weights,), None
+        # ezmsg-sigproc declares NumPy's only, and keeps them in the array library of the messages.
+        return (cast("mx.array", state.weights),), None
 
-    def advance(self, n_samples: int, counts: Hashable, axes: Axes) -> Step:
+    def advance(self, n_samples: int, counts: None, axes: Axes) -> Step:
+        """See :class:`FusedStage`."""
         new_axis = self.transformer.state.new_axis
         return Step(None, n_samples, counts, axes if new_axis is None else {**axes, self._name: new_axis})
 
-    def apply(self, x: Array, arrays: tuple[Array, ...], variant: Hashable) -> tuple[Array, tuple[Array, ...]]:
+    def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
+        """See :class:`FusedStage`."""
         (weights,) = arrays
         last = x.ndim - 1
         order = [*(axis for axis in range(x.ndim) if axis != self._mixed), self._mixed]
@@ -89,6 +94,7 @@ class FusedAffine(FusedStage[AffineTransformTransformer]):
 
 @fusion_of(AffineTransformTransformer)
 def fuse_affine(transformer: AffineTransformTransformer, message: AxisArray) -> FusedStage | None:
+    """A matrix product of the channels."""
     stage = FusedAffine(transformer, message)
     # Without state it passes messages through; along the stream dimension the length would change.
     return stage if stage.load() is not None and stage._mixed != stage.axis else None
@@ -104,16 +110,19 @@ class FusedAggregate(FusedStage[AggregateTransformer]):
         super().__init__(transformer, message)
         self._reduced = message.get_axis_idx(transformer.settings.axis)
 
-    def advance(self, n_samples: int, counts: Hashable, axes: Axes) -> Step:
+    def advance(self, n_samples: int, counts: None, axes: Axes) -> Step:
+        """See :class:`FusedStage`."""
         kept = {name: axis for name, axis in axes.items() if name != self.transformer.settings.axis}
         return Step(None, n_samples, counts, kept)
 
-    def apply(self, x: Array, arrays: tuple[Array, ...], variant: Hashable) -> tuple[Array, tuple[Array, ...]]:
+    def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
+        """See :class:`FusedStage`."""
         return getattr(x, self.transformer.settings.operation.value)(axis=self._reduced), arrays
 
 
 @fusion_of(AggregateTransformer)
 def fuse_aggregate(transformer: AggregateTransformer, message: AxisArray) -> FusedStage | None:
+    """Mean, sum, least or largest along another dimension than that of the stream."""
     stage = FusedAggregate(transformer, message)
     if transformer.settings.operation not in _REDUCED or stage._reduced == stage.axis:
         return None
