@@ -120,6 +120,22 @@ def test_estimates_add_up_to_what_the_cache_has_grown_by():
 
 
 @in_fresh_process
+def test_what_the_cache_grows_by_is_the_length_that_came_last():
+    import mlx.core as mx
+
+    mx.set_cache_limit(1 << 40)
+    node = AsArrayTransformer(backend="mlx", mlx_cache_limit_mb=None)
+    for length, extra in ((300, 0), (1000, 8 << 20), (2000, 0), (300, 0), (3000, 0)):
+        y = node(message(length, 64)).data
+        mx.eval(y + 1, mx.ones(extra + 1, mx.uint8))
+        del y
+        mx.synchronize()
+    (found,) = shape_report().nodes
+    assert found.lengths[0].length == 1000
+    assert found.lengths[0].estimate_mb > 8.0 > 4 * found.lengths[1].estimate_mb
+
+
+@in_fresh_process
 def test_where_the_cache_is_off_an_estimate_follows_from_the_size_of_the_message():
     node = AsArrayTransformer(backend="mlx", mlx_cache_limit_mb=0)
     node(message(1000, 256)), node(message(2000, 256))
