@@ -246,7 +246,38 @@ def test_real_change_of_rate_designs_the_filter_anew(path, change):
     check_close(y, TRANSFORMERS["Butterworth"].expected_of(x, fs=FS * (1 + change)))
 
 
+def test_all_that_the_settings_say_of_filtering_reaches_the_filter():
+    transformer = ButterworthFilterTransformer(**BAND)
+    values = dict(
+        use_fast_sosfilt=False,
+        use_mlx_metal=False,
+        mlx_metal_chunk_sizes=(8, 64),
+        thread_min_bytes=0,
+        fir_fft_min_taps=7,
+    )
+    for fields in ({}, values):
+        transformer.update_settings(dataclasses.replace(transformer.settings, **fields))
+        filtered(transformer, mx.ones((5, 2)))
+        for field in values:
+            assert getattr(transformer.state.filter.settings, field) == getattr(transformer.settings, field)
+
+
 # -------------------------------------------------------------------------------------------- left to ezmsg-sigproc
+
+
+def test_numpy_data_is_filtered_by_the_coefficients_that_the_settings_name():
+    transformer = ButterworthFilterTransformer(**{**BAND, "coef_type": "ba"})
+    for data, coef_type in ((mx.ones((5, 2)), "sos"), (np.ones((5, 2)), "ba"), (mx.ones((5, 2)), "sos")):
+        filtered(transformer, data)
+        assert transformer.state.filter.settings.coef_type == coef_type
+
+
+def test_an_analog_design_is_not_taken_for_another_filter():
+    # As sections it would be another one on samples, so it stays what ezmsg-sigproc makes of it.
+    settings = dict(order=3, ripple_tol=20.0, Wn=0.5, cheby_type="cheby1", analog=True, wn_hz=False)
+    x = noise(20, 2)
+    y = filtered(ChebyshevFilterTransformer(**settings), mx.array(x))
+    np.testing.assert_allclose(y, filtered(SigprocChebyshev(**settings), x.astype(np.float64)), rtol=1e-5)
 
 
 def test_without_kernels_sections_are_left_to_sigproc():
