@@ -92,6 +92,7 @@ class FilterTransformer(TransformerTakesSettings, _Filters, sigproc.FilterTransf
     _warned_of: Coefficients | None = None
 
     def __call__(self, message: AxisArray) -> AxisArray:
+        """Filter *message*; without coefficients it comes back as it is."""
         if self._is_to_skip(message):
             return self._skipped(message)
         return super().__call__(message)

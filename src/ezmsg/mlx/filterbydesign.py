@@ -69,6 +69,7 @@ class FilterByDesign(
     """The settings that the filter in use was designed for."""
 
     def __call__(self, message: AxisArray) -> AxisArray:
+        """Filter *message*; with an order of 0 it comes back as it is."""
         if type(message) is not AxisArray:
             check_message(message, self)
         return super().__call__(message) if self.settings.order else message

@@ -19,6 +19,8 @@ from .stream.owned import owned_message
 
 
 class ReadLateSettings(ez.Settings):
+    """Settings for :obj:`ReadLate`."""
+
     depth: int = 2
     """How many messages the device may be behind. 0 reads each message at once, as AsArray does."""
 
@@ -33,6 +35,8 @@ class ReadLateSettings(ez.Settings):
 
 @processor_state
 class ReadLateState:
+    """The messages that have not been read."""
+
     waiting: tuple[AxisArray, ...] = ()
     """Messages that the device has been given to compute and that have not been read, oldest first. Their NumPy arrays
     own their memory: ezmsg reuses the buffers that messages live in."""
@@ -96,5 +100,6 @@ class ReadLate(BaseTransformerUnit[ReadLateSettings, AxisArray, AxisArray, ReadL
     @ez.publisher(BaseTransformerUnit.OUTPUT_SIGNAL)
     @profile_subpub(trace_oldest=False)
     async def on_signal(self, message: AxisArray) -> typing.AsyncGenerator:
+        """Publish the messages that are due."""
         for result in await self.processor.__acall__(message):
             yield self.OUTPUT_SIGNAL, result

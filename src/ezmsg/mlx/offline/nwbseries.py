@@ -31,6 +31,7 @@ class Place(typing.NamedTuple):
 
     @classmethod
     def of(cls, dataset: "h5py.Dataset") -> "Place":
+        """The place of *dataset*."""
         return cls(dataset.file.filename, dataset.name)
 
 

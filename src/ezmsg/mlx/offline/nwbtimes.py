@@ -48,9 +48,11 @@ class RegularTimes(typing.NamedTuple):
 
     @property
     def identity(self) -> str:
+        """What tells these times apart from others, for the identity of the recording."""
         return f"from {self.start!r} s at {self.rate!r} Hz"
 
     def runs(self, begin: int, end: int, stamps: object) -> Iterator[Run]:
+        """The samples from *begin* to *end*, which are one run."""
         # From the sample number each time: adding up gains would drift away from it.
         yield begin, end, self.start + begin / self.rate
 
@@ -67,9 +69,11 @@ class StampedTimes(typing.NamedTuple):
 
     @property
     def identity(self) -> str:
+        """What tells these times apart from others, for the identity of the recording."""
         return f"at time stamps {self.digest}, {self.rate!r} Hz"
 
     def runs(self, begin: int, end: int, stamps: "h5py.Dataset") -> Iterator[Run]:
+        """The runs of regular samples from *begin* to *end*, with the time at which each begins."""
         values = np.asarray(stamps[begin:end], np.float64)
         first, last = np.searchsorted(self.starts, [begin, end])
         inner = [int(start) for start in self.starts[first:last] if begin < start < end]

@@ -77,6 +77,7 @@ class AveragesStream(BaseStatefulTransformer[SettingsT, AxisArray, AxisArray, St
     """What the errors call it."""
 
     def __call__(self, message: AxisArray) -> AxisArray:
+        """The result of *message*; with ``passthrough`` it comes back as it is."""
         if type(message) is not AxisArray:
             check_message(message, self)
         if self.settings.passthrough:

@@ -156,8 +156,11 @@ def _hold(
 
 @_compiled
 def _zscore(given: np.ndarray, x: np.ndarray, y: np.ndarray, zi: np.ndarray, zf: np.ndarray, alpha: float) -> None:
-    """*x* and *y* (outer, time, channel), which may be one array; *given* what was in *x* at first; *zi* and *zf*
-    (outer, 6, channel)."""
+    """Scores of *x* in *y*.
+
+    *x* and *y* are (outer, time, channel), and may be one array; *given* is what was in *x* at first; *zi* and *zf* are
+    (outer, 6, channel).
+    """
     n_outer, n_samples, n_channels = x.shape
     mean = np.empty((n_outer, n_channels))
     var = np.empty((n_outer, n_channels))
