@@ -382,7 +382,7 @@ def test_a_composite_has_settings_of_its_own_and_keeps_the_state_of_what_they_le
 
 
 def test_what_is_no_message_is_refused_before_any_stage():
-    with pytest.raises(TypeError, match="takes an AxisArray as its message, got a list"):
+    with pytest.raises(TypeError, match="ChainTransformer takes an AxisArray as its message, got a list"):
         fused(chains.make(["square"]))([1, 2])
 
 

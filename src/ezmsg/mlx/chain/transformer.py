@@ -21,6 +21,7 @@ from ezmsg.util.messages.util import replace
 from ..asarray import AsArrayTransformer
 from ..cache import withdraw_cache_limit
 from ..stream import steps
+from ..stream.checks import check_message
 from ..stream.steps import Output, Step, steps_of
 from .runner import Runner
 
@@ -78,7 +79,9 @@ class BaseChainTransformer(CompositeProcessor[SettingsType, AxisArray, Output], 
       the stages; on a GPU a compiled function may round otherwise.
     - A stage that raises loses its message for all stages: the state of each is as if the message had not come. (One
       by one, those before it have seen the message.) Arrays that a stage writes to in place stay written to.
-    - What stages only have in common with their ``_process`` being called, like a subclass's own, is not fused.
+    - The state of a stage is kept by the chain while it runs. ``stages`` and ``state`` give it back first.
+
+    A subclass of a transformer that is fused is run as it is, since it may compute something else.
 
     Args:
         settings: Those of the subclass.
@@ -150,6 +153,8 @@ class BaseChainTransformer(CompositeProcessor[SettingsType, AxisArray, Output], 
         return super().stateful_op(state, message)
 
     def _process(self, message: AxisArray) -> Output:  # type: ignore[override]
+        if type(message) is not AxisArray:
+            check_message(message, self)
         return self._post_process(self._runner(message))
 
     async def _aprocess(self, message: AxisArray) -> Output:  # type: ignore[override]
