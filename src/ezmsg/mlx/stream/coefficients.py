@@ -195,11 +195,8 @@ def converted_state(z: Float64, axis: int, source: Form, target: Form, sos: Floa
     # A section of lower order never has more than 0 in the state that it does not need.
     second = (sos[:, [2, 5]] != 0.0).any(axis=1)
     used = np.stack([second | (sos[:, [1, 4]] != 0.0).any(axis=1), second], axis=1).ravel()
-    # Columns of one size, since those of a slow filter differ by many orders of magnitude.
-    mapping = mapping[:, used]
-    size = np.linalg.norm(mapping, axis=0)
     flat = np.zeros((2 * n_sections, moved.reshape(order, -1).shape[1]))
-    flat[used] = np.linalg.lstsq(mapping / size, moved.reshape(order, -1), rcond=0.0)[0] / size[:, None]
+    flat[used] = np.linalg.lstsq(mapping[:, used], moved.reshape(order, -1), rcond=0.0)[0]
     return np.moveaxis(flat.reshape(n_sections, 2, *moved.shape[1:]), 1, axis + 1)
 
 
