@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(not mx.metal.is_available(), reason="needs Metal
 @pytest.mark.parametrize("recurrence", MODULES)
 def test_kernels_prove_themselves(recurrence):
     assert kernel(recurrence, "metal") is MODULES[recurrence]
-    assert proof.difference_of(recurrence, MODULES[recurrence]) <= 1e-5
+    assert proof.difference_of(recurrence, MODULES[recurrence], "metal") <= 1e-5
 
 
 @pytest.mark.parametrize("recurrence", CHECKS)

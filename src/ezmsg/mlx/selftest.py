@@ -83,7 +83,7 @@ def _right() -> Iterator[Row]:
         path = default_path()
         found = kernel(recurrence, path)
         try:
-            difference = difference_of(recurrence, found)
+            difference = difference_of(recurrence, found, path)
         except Exception as error:
             yield Row(what, f"{type(error).__name__}: {error}", "WRONG")
             continue

@@ -10,14 +10,14 @@ from typing import cast, get_args
 from ..stream.device import gpu_backend, uses_gpu
 from .contract import Kernel, Path, Recurrence
 
-__all__ = ["Kernel", "Path", "Recurrence", "check_path", "default_path", "kernel"]
+__all__ = ["Kernel", "Path", "Recurrence", "check_path", "default_path", "kernel", "use_plain_kernels"]
 
 
 VARIABLE = "EZMSG_MLX_KERNELS"
 """Environment variable that chooses kernels by hand: ``plain`` has all that is computed by plain MLX operations."""
 
-PROVED: tuple[Path, ...] = ("metal",)
-"""Paths whose kernels have to prove themselves on the machine: those that no test has run on theirs."""
+PROVED: tuple[Path, ...] = ("metal", "cuda")
+"""Paths whose kernels have to prove themselves on the machine: those that its driver compiles."""
 
 
 @functools.cache
@@ -28,10 +28,30 @@ def _chosen_by_hand() -> Path | None:
     return "plain" if value else None
 
 
+def use_plain_kernels(plain: bool = True) -> None:
+    """Choose plain MLX operations for all that is computed from now on, or with False the kernels of the device again.
+
+    For this process and those that it starts: what is set is the environment variable ``EZMSG_MLX_KERNELS``. To be
+    called before a stream starts, since what a running one has compiled stays as it is.
+
+    Example:
+        >>> from ezmsg.mlx.kernels import default_path, use_plain_kernels
+        >>> use_plain_kernels()
+        >>> default_path()
+        'plain'
+        >>> use_plain_kernels(False)
+    """
+    if plain:
+        os.environ[VARIABLE] = "plain"
+    else:
+        os.environ.pop(VARIABLE, None)
+    _chosen_by_hand.cache_clear()
+
+
 def default_path() -> Path:
     """The path for MLX's default device, as it is now: a GPU build may run on its CPU device.
 
-    ``"plain"`` where the environment variable ``EZMSG_MLX_KERNELS`` has that value.
+    ``"plain"`` after :func:`use_plain_kernels`, or where the environment variable ``EZMSG_MLX_KERNELS`` has that value.
 
     Raises:
         ValueError: The variable has another value.
@@ -53,8 +73,9 @@ def check_path(path: str | None) -> None:
 def kernel(recurrence: Recurrence, path: Path) -> Kernel:
     """The kernel of *recurrence* on *path*, or in plain operations where that backend has none of its own.
 
-    Imported at its first use, since it compiles or needs MLX. On the device that it is made for, a kernel for Metal
+    Imported at its first use, since it compiles or needs MLX. On the device that it is made for, a kernel for a GPU
     first has to prove itself (:mod:`ezmsg.mlx.kernels.proof`): where it does not, plain operations take its place.
+    Elsewhere, where only a *path* given by hand leads to it, it is taken as it is.
     """
     name = f"{__name__}.{path}.{recurrence}"
     try:
