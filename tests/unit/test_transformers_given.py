@@ -64,7 +64,9 @@ def make(name: str):
 
 
 def test_every_transformer_is_here():
-    assert {name for name in package.__all__ if name.endswith("Transformer")} == set(TRANSFORMERS)
+    # What a chain makes of such messages is up to its stages.
+    chains = {"BaseChainTransformer", "ChainTransformer"}
+    assert {name for name in package.__all__ if name.endswith("Transformer")} - chains == set(TRANSFORMERS)
 
 
 # ---------------------------------------------------------------------------------------------------------- messages
