@@ -162,7 +162,7 @@ def test_an_interrupt_that_was_swallowed_ends_the_run_all_the_same():
     assert progress.interrupted
     with pytest.raises(KeyboardInterrupt), offline_recordings.View([]) as view:
         swallow_an_interrupt()
-        view.report("recording", 1.0)
+        view.report("recording", 100, 200)
     assert signal.getsignal(signal.SIGINT) is handler
 
 
