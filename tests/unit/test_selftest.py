@@ -1,6 +1,8 @@
 """The report that ``python -m ezmsg.mlx.selftest`` prints."""
 
+import dataclasses
 import json
+import math
 import subprocess
 import sys
 
@@ -8,7 +10,7 @@ import pytest
 
 mx = pytest.importorskip("mlx.core")
 
-from ezmsg.mlx import kernels, selftest
+from ezmsg.mlx import kernels, selftest, selftestchain
 from ezmsg.mlx.kernels.cpu import ewma
 
 
@@ -17,6 +19,7 @@ def short(monkeypatch):
     """What takes seconds takes none."""
     monkeypatch.setattr(selftest, "SHAPES", ((30, 3), (30, 4)))
     monkeypatch.setattr(selftest, "CHAIN_SECONDS", 0.1)
+    monkeypatch.setattr(selftest, "run_graph", selftestchain.run_bare)
 
 
 @pytest.fixture
@@ -27,8 +30,15 @@ def backend() -> str:
 def test_it_says_that_all_is_right(short, backend, capsys):
     assert selftest.main(["--require", backend]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert sum(line.endswith("| right |") for line in lines) == 3
-    for start in ("| mlx |", "| device |", "| zscore, 30 x 3 |", "| chain", "| largest free buffer"):
+    assert sum(line.endswith("| right |") for line in lines) == 5
+    for start in (
+        "| mlx |",
+        "| device |",
+        "| zscore, 30 x 3 |",
+        "| chain",
+        "| the same in a graph",
+        "| largest free buffer",
+    ):
         assert any(line.startswith(start) for line in lines), start
 
 
@@ -60,6 +70,48 @@ def test_a_kernel_that_was_replaced_fails(short, monkeypatch, capsys):
     monkeypatch.setattr(selftest, "default_path", lambda: "metal")
     monkeypatch.setattr(selftest, "kernel", lambda recurrence, path: kernels.kernel(recurrence, "plain"))
     assert any(row.verdict == "WRONG" and "fails" in row.found for row in selftest._right())
+
+
+def ends_early(seconds):
+    return dataclasses.replace(selftestchain.run_bare(seconds), n_messages=1)
+
+
+def gives_something_else(seconds):
+    outcome = selftestchain.run_bare(seconds)
+    return dataclasses.replace(outcome, sum_of_means=outcome.sum_of_means * 1.001)
+
+
+def gives_nan(seconds):
+    return dataclasses.replace(selftestchain.run_bare(seconds), sum_of_means=math.nan)
+
+
+def fails(seconds):
+    raise selftestchain.GraphError("does not end within 60 s")
+
+
+@pytest.mark.parametrize("run_graph", [ends_early, gives_something_else, gives_nan, fails])
+def test_a_graph_that_is_wrong_fails(short, run_graph, monkeypatch, capsys):
+    monkeypatch.setattr(selftest, "run_graph", run_graph)
+    monkeypatch.setattr(selftest, "_speed", lambda: [])
+    assert selftest.main(["--json"]) == 1
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["what"] for row in rows if row["verdict"] == "WRONG"] == ["the same in a graph of three processes"]
+
+
+def test_the_graph_gives_what_the_bare_chain_gives():
+    assert selftestchain.run_graph(0.1).is_that_of(selftestchain.run_bare(0.1))
+
+
+def test_a_graph_that_does_not_end_is_ended(monkeypatch):
+    # It has no time to start.
+    monkeypatch.setattr(selftestchain, "LIMIT", 0.01)
+    with pytest.raises(selftestchain.GraphError, match=r"does not end within 0\.01 s"):
+        selftestchain.run_graph(0.1)
+
+
+def test_the_error_of_a_graph_is_shown():
+    with pytest.raises(selftestchain.GraphError, match=r"exit status 1: .*duration is -1"):
+        selftestchain.run_graph(-1)
 
 
 def test_it_is_a_command():
