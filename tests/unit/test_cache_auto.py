@@ -139,6 +139,31 @@ def test_a_tighter_limit_that_another_node_asks_for_is_kept(cpu):
     assert cpu.limit_mb == 16.0
 
 
+def test_a_limit_that_a_tighter_one_overrules_does_not_grow(cpu):
+    fixed = Node("fixed")
+    apply_cache_limit(fixed, 30.0)
+    with RecordedLog() as log:
+        run(cpu, node := Node("auto"), STEADY, 100.0)
+    assert not [line for line in log.infos if line.startswith("auto (auto): ")]
+    assert cache_limit().node == "fixed"
+    assert node is not None
+
+
+def test_the_last_request_by_a_number_or_by_auto_is_the_one_that_counts(cpu):
+    node, other = Node(), Node("other")
+    run(cpu, node, STEADY, 100.0)
+    apply_cache_limit(node, 256.0)
+    assert cache_limit().limit_mb == 256.0
+    run(cpu, other, STEADY, 1.0, n=1)
+    assert cache_limit().node == "other (auto)"
+
+
+def test_on_a_gpu_no_working_set_is_too_small_for_a_limit_of_1_mib(gpu):
+    run(gpu, node := Node(), STEADY, 0.1)
+    assert gpu.limit_mb == 1.0
+    assert node is not None
+
+
 def test_a_node_may_change_between_a_number_and_auto(cpu):
     node = Node()
     apply_cache_limit(node, 16.0)

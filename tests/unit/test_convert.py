@@ -1,13 +1,22 @@
 """Copies between NumPy and MLX: every dtype, byte order and stride, with right values or a clear refusal."""
 
 import mmap
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from ezmsg.mlx.stream import convert
-from ezmsg.mlx.stream.convert import MLX_DTYPES, import_mlx, is_mlx_array, mlx_to_mlx, mlx_to_numpy, numpy_to_mlx
+from ezmsg.mlx.stream.convert import (
+    MLX_DTYPES,
+    as_float32,
+    import_mlx,
+    is_mlx_array,
+    mlx_to_mlx,
+    mlx_to_numpy,
+    numpy_to_mlx,
+)
 
 mx = pytest.importorskip("mlx.core", exc_type=ImportError)
 
@@ -252,6 +261,16 @@ def test_masked_entries_are_refused(dtype):
     assert np.array(result)[0].tolist() == [7, 1]
 
 
+def test_data_in_the_byte_order_of_the_machine_are_not_copied_twice():
+    data = np.ones((1000, 100), np.int32)
+    tracemalloc.start()
+    try:
+        numpy_to_mlx(data, "float32")
+        assert tracemalloc.get_traced_memory()[1] < data.nbytes
+    finally:
+        tracemalloc.stop()
+
+
 # On a GPU, where narrow data is uploaded and widened
 
 
@@ -408,6 +427,26 @@ def test_mlx_data_are_cast(source):
             assert result.astype(mx.int32).tolist() == [[0, 1, 1]]
             fits = "int" not in target or ("float" not in source and np.can_cast(source.rstrip("_"), target))
             assert (narrowed == "") == fits
+
+
+class Casts:
+    """Stands for an MLX array: the streams that it is cast on."""
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype = getattr(mx, dtype)
+        self.streams: list[object] = []
+
+    def astype(self, dtype: mx.Dtype, stream: object = None) -> mx.array:
+        self.streams.append(stream)
+        return mx.zeros(1, dtype)
+
+
+@pytest.mark.parametrize(("dtype", "stream"), [("float64", mx.cpu), ("int16", None), ("bfloat16", None)])
+def test_only_float64_is_cast_on_the_cpu(dtype, stream):
+    data = Casts(dtype)
+    as_float32(data, "adding")
+    mlx_to_mlx(data, "float32")
+    assert data.streams == [stream, stream]
 
 
 def test_complex_mlx_data_are_not_cast_to_real():

@@ -94,7 +94,7 @@ def _plan(source: np.dtype, target: str | None, gpu: bool) -> tuple[np.dtype | N
         )
 
     native = source.newbyteorder("=")
-    cast = native if native != source or not source.isnative else None
+    cast = None if source.isnative else native
     if extended:
         cast = np.dtype("complex128" if source.kind == "c" else "float64")
         native = cast
