@@ -26,7 +26,7 @@ from .stream.convert import (
 )
 from .stream.settings import TransformerTakesSettings, UnitTakesSettings
 
-# MLX counts although it may not be installed, so that its absence is told by the error that names the extra.
+# MLX counts although it may not be installed, so that the error about its absence names the extra.
 _BACKENDS = (*(str(member) for member in ArrayBackend), "mlx")
 
 

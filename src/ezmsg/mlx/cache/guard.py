@@ -74,7 +74,7 @@ class CacheGuard:
 
     @property
     def leaves_cache_alone(self) -> bool:
-        """Whether nobody may touch the cache now: it is being measured, or in this forked process MLX would hang."""
+        """Whether the cache must be left alone now: it is being measured, or MLX would hang in this forked process."""
         return self._lifted > 0 or (self._used_before_fork and not has_gpu_allocator())
 
     @contextlib.contextmanager
@@ -103,7 +103,7 @@ class CacheGuard:
         if found != UNLIMITED:
             raise RuntimeError(
                 f"MLX's cache limit was set to {in_mib(found)} while it was lifted, which voids the measurement; that "
-                "limit is in force now. Measure again without what set it, such as ezmsg-sigproc's own AsArray."
+                "limit is in force now. Measure again without what set it, for example ezmsg-sigproc's own AsArray."
             )
 
     def _settle(self, node: object, limit_mb: float | None) -> None:

@@ -30,7 +30,7 @@ BEGINNING = 16
 compilation."""
 
 MOST_IN_FLIGHT_MIB = 64.0
-"""Data that the device has been given and that nobody has waited for, in MiB."""
+"""Data that the device has been given and whose results have not been waited for, in MiB."""
 
 _LOOKAHEAD = 256
 """Messages whose variants are worked out ahead."""

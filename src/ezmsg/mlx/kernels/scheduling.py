@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def schedule_before(path: Path, *states: mx.array | None) -> None:
     """Start computing the states of the last message, before that of the next is made of them.
 
-    Otherwise they would hold the graph of every message whose output nobody reads. On CUDA here and not after the
+    Otherwise they would hold the graph of every message whose output is not read. On CUDA here and not after the
     message, because a kernel makes the state together with the output: where that has been read, this is free.
     """
     if path == "cuda":

@@ -53,7 +53,7 @@ def description(step: Step) -> str:
     if not isinstance(step, BaseProcessor):
         return name
     settings = step.settings
-    # In full: NumPy abbreviates arrays of more than 1000 entries, such as the coefficients of a long filter.
+    # In full: NumPy abbreviates arrays of more than 1000 entries, for example the coefficients of a long filter.
     with np.printoptions(threshold=sys.maxsize, floatmode="unique"):
         if not dataclasses.is_dataclass(settings):
             return f"{name} {settings!r}"
@@ -107,11 +107,11 @@ def _processor() -> str:
 
 
 def check_savable(step: Step) -> None:
-    """Raise :obj:`CannotSave` for a step that may keep what nobody can see, such as a function or a generator."""
+    """Raise :obj:`CannotSave` for a step with state that cannot be seen, like a function or a generator."""
     for part in _parts(step).values():
         check_savable(part)
     if not isinstance(step, BaseProcessor):
-        raise CannotSave(f"{description(step)} is no processor of ezmsg-baseproc, so its state is not known")
+        raise CannotSave(f"{description(step)} is not a processor of ezmsg-baseproc, so its state is not known")
 
 
 def as_made(step: Step) -> Made:

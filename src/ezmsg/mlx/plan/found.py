@@ -48,7 +48,7 @@ def _takes_no_argument(chain: object) -> bool:
 def _keepers_of_state(steps: Iterable[object], seen: set[int], named: bool = False) -> Iterator[object]:
     """The objects among *steps* whose attributes may be state, and those that the functions among them refer to.
 
-    Of what functions refer to (*named*) only transformers count: modules, loggers and arrays are nobody's state.
+    Of what functions refer to (*named*) only transformers count: modules, loggers and arrays hold no state.
     """
     for step in steps:
         if id(step) in seen:

@@ -79,7 +79,7 @@ def _plan(source: np.dtype, target: str | None, gpu: bool) -> tuple[np.dtype | N
 
     Returns:
         The dtype to cast to in NumPy first, the MLX dtype to copy as, the MLX dtype to widen to on the device
-        (each None where there is nothing to do), and the narrowing that is to be told (empty: none).
+        (each None where there is nothing to do), and the narrowing to warn about (empty: none).
     """
     extended = source.char in "gG"  # by its char: where long double is no wider than double, its name is float64
     if source.kind not in "biufc" or (extended and target is None):
@@ -151,8 +151,8 @@ def numpy_to_mlx(data: np.ndarray, dtype: str | None = None) -> tuple[mx.array, 
             ``mlx.core.array``, unless float64 is asked for and the device has it (the CPU).
 
     Returns:
-        The MLX array, and the narrowing that is to be told (such as ``"float64 to float32"``; empty if none): one that
-        nobody asked for, or to integers that do not hold all values of the source.
+        The MLX array, and the narrowing to warn about (like ``"float64 to float32"``; empty if none): one that
+        was not asked for, or to integers that do not hold all values of the source.
 
     Raises:
         TypeError: A dtype that MLX cannot hold (object, text, structured, datetime, extended precision without

@@ -23,7 +23,7 @@ _WORDS_A_BLOCK = 256
 
 
 def nothing_told(n_tiles: int, n_states: int, n_channels: int) -> Callable[[], mx.array]:
-    """Gives room for what each tile tells of its *n_states* states of each channel, with nothing told.
+    """Gives room for what each tile publishes of its *n_states* states of each channel, with nothing published.
 
     Zeros, in memory of its own each time, since the kernel writes to it: `mx.compile` makes one array of two `mx.zeros`
     of the same shape, and none of what two calls of a kernel give.

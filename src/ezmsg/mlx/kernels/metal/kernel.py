@@ -1,6 +1,6 @@
 """How the kernels for Metal are made of their sources, and launched.
 
-A kernel is compiled once, whatever the message: it is told its shape at the launch. (Twice or more often where an
+A kernel is compiled once, whatever the message: it receives its shape at the launch. (Twice or more often where an
 array has fewer than eight entries, which MLX passes in another address space.)
 """
 

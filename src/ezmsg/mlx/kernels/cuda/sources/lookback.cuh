@@ -2,11 +2,11 @@
 
 namespace {
 
-// What a tile tells of itself and a channel: its states, then how many of its samples were taken, if these are not all.
-// Two of these travel in a word of 16 bytes, since what tiles hear of each other goes through the same cache as the
-// samples: that, and looks that read all words at once, took two sections from 108 to 104 us on an H200. Half of a word
-// may come without the other, but each half comes whole, so that each has a tag in its lowest two bits, zero before
-// anything was told. A state loses up to 2^-50 of itself to that.
+// What a tile publishes of itself and a channel: its states, then how many of its samples were taken, if these are not
+// all. Two of these travel in a word of 16 bytes, since what tiles hear of each other goes through the same cache as
+// the samples: that, and looks that read all words at once, took two sections from 108 to 104 us on an H200. Half of a
+// word may come without the other, but each half comes whole, so that each has a tag in its lowest two bits, zero
+// before anything was published. A state loses up to 2^-50 of itself to that.
 constexpr unsigned ALONE = 1;  // what the tile makes of states of zero, if all of its samples were taken
 constexpr unsigned SOME = 2;   // the same, if not
 constexpr unsigned AFTER = 3;  // the states after it
@@ -36,7 +36,8 @@ __device__ void set_word(ulonglong2* at, unsigned long long x, unsigned long lon
 
 __device__ unsigned tag_of(unsigned long long half) { return unsigned(half) & 3; }
 
-// A state as it is told. The tile itself goes on from this, too: all compute the states after it in the same steps.
+// A state as it is published. The tile itself goes on from this, too: all compute the states after it in the same
+// steps.
 __device__ double trimmed(double state) { return __longlong_as_double(__double_as_longlong(state) & ~3ll); }
 
 template <int SIZE>
@@ -87,8 +88,8 @@ __device__ int hear(const int64_t* told, size_t at, unsigned n_channels, bool is
 // does the same, called with *alone* and *state*, over one of which all samples were taken.
 //
 // Each thread listens to one of the tiles before. The farthest is the first of which the state after it will be known,
-// so that the last thread waits for that; what the nearer ones have told by then is enough. The result does not depend
-// on which tiles were quick, since all compute it in the same steps.
+// so that the last thread waits for that; what the nearer ones have published by then is enough. The result does not
+// depend on which tiles were quick, since all compute it in the same steps.
 template <int SIZE, int THREADS, int TILE, typename Before, typename OverSome, typename OverAll>
 __device__ void link(const int64_t* told, unsigned tile, unsigned channel, unsigned n_channels, int taken,
     double* state, double* after, Before before, OverSome over_some, OverAll over_all) {

@@ -209,7 +209,7 @@ KERNEL {
 
     over_threads<SECTIONS, THREADS - 1, SAMPLES>(shared, all_of_block, all_z, all_taken, thread, state);
     if (pass + 1 < PASSES) {
-      // Beyond the last channel, too: what is told of that one has to be the same each time.
+      // Beyond the last channel, too: what is published of that one has to be the same each time.
       run_all<SECTIONS, SAMPLES>(shared, all, inside, samples, STRIDE, samples, STRIDE, state);
       __syncthreads();
     } else if (active) {
