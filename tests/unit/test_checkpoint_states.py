@@ -1,11 +1,13 @@
 """The states of all transformers of this package can be saved, and are gone on with bit for bit."""
 
+import dataclasses
 import functools
 import inspect
 
+import ezmsg.core as ez
 import numpy as np
 import pytest
-from ezmsg.baseproc import CompositeProcessor
+from ezmsg.baseproc import BaseStatefulTransformer, CompositeProcessor, processor_state
 from ezmsg.sigproc.butterworthzerophase import ButterworthZeroPhaseTransformer
 from ezmsg.util.messages.axisarray import AxisArray
 
@@ -121,6 +123,47 @@ def test_a_composite_of_ezmsg_baseproc_can_be_saved():
     expected = [step(message) for message in messages[3:]]
     outputs = [checkpoint.call_restored(fresh, saved, messages[3]), *(fresh(message) for message in messages[4:])]
     assert bits(outputs) == bits(expected)
+
+
+@dataclasses.dataclass
+class Peak:
+    value: float = 0.0
+
+
+@processor_state
+class PeakState:
+    peak: Peak | None = None
+
+
+class PeakSettings(ez.Settings):
+    pass
+
+
+class PeakTransformer(BaseStatefulTransformer[PeakSettings, AxisArray, AxisArray, PeakState]):
+    """Gives the largest sample so far."""
+
+    def _reset_state(self, message):
+        self.state.peak = Peak()
+
+    def _process(self, message):
+        self.state.peak.value = max(self.state.peak.value, float(np.max(message.data)))
+        return AxisArray(data=np.array([self.state.peak.value]), dims=["time"], axes=message.axes)
+
+
+def test_a_state_may_consist_of_classes_from_the_package_of_its_transformer():
+    first, *others = stream("numpy")
+    step = PeakTransformer()
+    step(first)
+    saved = checkpoint.save(step)
+    others[0].data[:] = 0.0
+    assert checkpoint.call_restored(PeakTransformer(), saved, others[0]).data == np.max(first.data)
+
+
+def test_a_state_is_refused_for_a_transformer_without_one():
+    saved = checkpoint.save(PeakTransformer())
+    checkpoint.check(PeakTransformer(), saved)
+    with pytest.raises(ValueError, match="not one of PowTransformer"):
+        checkpoint.check(make("PowTransformer"), saved)
 
 
 def test_what_is_kept_outside_of_a_state_is_noticed():
