@@ -18,6 +18,7 @@ from helpers.recurrences import check_close, noise, scores_in_turn
 from helpers.transformers import filtered, message, using
 from helpers.zscore_cases import OWN_CASES
 
+import ezmsg.mlx.scaler
 from ezmsg.mlx.kernels.layout import LARGEST_SCORED
 from ezmsg.mlx.kernels.plain import zscore as plain_zscore
 from ezmsg.mlx.scaler import (
@@ -204,6 +205,12 @@ def test_what_was_seen_in_one_thread_without_accumulating_is_forgotten_in_anothe
 def test_settings_are_checked_when_they_are_built(value):
     with pytest.raises((ValueError, TypeError), match="time_constant is .*allowed"):
         AdaptiveStandardScalerSettings(time_constant=value)
+
+
+@pytest.mark.parametrize("alpha", [0.0, -0.1, 1.5, math.nan])
+def test_weight_of_the_newest_sample_is_checked(alpha):
+    with pytest.raises(ValueError, match="alpha is"):
+        ezmsg.mlx.scaler.zscore(mx.zeros((4, 1)), alpha, axis=0)
 
 
 def test_unit_can_be_frozen_from_outside():
