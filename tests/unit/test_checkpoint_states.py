@@ -191,5 +191,5 @@ def _some_chain(time_constant):
 
 def test_a_function_in_a_chain_cannot_be_saved():
     step = ezmsg.mlx.ChainTransformer(make_chain=lambda: [ezmsg.mlx.PowTransformer(), lambda message: message])
-    with pytest.raises(checkpoint.CannotSave, match="is no processor"):
+    with pytest.raises(checkpoint.CannotSave, match="is not a processor"):
         checkpoint.save(step)

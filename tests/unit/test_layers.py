@@ -18,7 +18,8 @@ LAYERS = (
     ("filterbydesign",),
     ("butterworthfilter", "cheby"),
     ("chain", "plan"),
-    ("offline", "selftest"),
+    ("offline", "selftestchain"),
+    ("selftest",),
 )
 """From the bottom up. A module imports from the layers below its own, and from its own part of one."""
 
