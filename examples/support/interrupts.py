@@ -1,5 +1,6 @@
 """Ctrl-C that is not lost."""
 
+import atexit
 import contextlib
 import multiprocessing
 import os
@@ -100,7 +101,9 @@ class GraphInterrupts:
 
 def end_all_processes(reason: str, code: int) -> None:
     """End this process and those that it started, at once: ezmsg waits until all have met, if need be for ever."""
+    print(reason, file=sys.stderr, flush=True)
+    # A main thread that waits for these processes may reach its end before the last line here does.
+    atexit.register(os._exit, code)
     for process in multiprocessing.active_children():
         process.terminate()
-    print(reason, file=sys.stderr, flush=True)
     os._exit(code)

@@ -256,6 +256,7 @@ async def test_the_graph_example_ends_when_one_of_its_processes_dies(monkeypatch
     seen = iter([both, both, both[1:]])
     monkeypatch.setattr("multiprocessing.active_children", lambda: next(seen, both[1:]))
     monkeypatch.setattr("os._exit", sys.exit)
+    monkeypatch.setattr("atexit.register", lambda *_: None)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     sink = ewma_chain_graph.Sink(ewma_chain_graph.RunSettings(STREAM))
     sink.interrupts = SimpleNamespace(check=lambda: None)
