@@ -14,7 +14,8 @@ def process_memory() -> tuple[float, float]:
     try:
         if sys.platform == "darwin":
             return _parse_rusage(_read_rusage())
-        # smaps_rollup, from which psutil has its USS, walks the page tables: 45 ms in a process of 3 GiB.
+        # smaps_rollup, from which psutil has its USS, walks the page tables, which takes long in a process
+        # of several GiB.
         with open("/proc/self/status", "rb", buffering=0) as status:
             return _parse_status(status.read())
     except OSError:

@@ -24,8 +24,8 @@ from ..stream.steps import Chain
 from .measure import fill_cache, first_samples, length_of
 
 MARGIN = 1.25
-"""The limit is so many times what was measured. In a graph one message begins before the last one has left: with each
-node of a chain at a message of its own, its cache grew to 1.15 times that of one message at a time."""
+"""The limit is so many times what was measured. In a graph one message begins before the last one has left, so that the
+nodes of a chain hold buffers of several messages at a time."""
 
 MOST_HELD = 64
 """On the CPU the limit holds so many lengths beside the steady one. A stream of more is irregular."""

@@ -1,7 +1,7 @@
 """Where the kernels of MLX's CPU device compute.
 
-MLX's CPU backend adopts no buffer of others, and asking it for an empty one costs a round trip to its stream (some
-30 us). What it does give at once is a copy.
+MLX's CPU backend adopts no buffer of others, and asking it for an empty one costs a round trip to its stream. What it
+does give at once is a copy.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy.typing as npt
 _PAGE = 4096
 
 KEPT_FLOATS = 1 << 18
-"""Float32 values that each thread keeps memory for (1 MiB): a message of 1024 samples of 256 channels. Memory that is
-still in the processor's cache saves a tenth of the time of a short message."""
+"""Float32 values that each thread keeps memory for (1 MiB): a message of 1024 samples of 256 channels. A short message
+is faster in memory that is still in the processor's cache."""
 
 _kept = threading.local()
 
@@ -28,8 +28,8 @@ def computed(samples: Samples, shape: tuple[int, ...], run: Callable[[Samples, S
     """The MLX array of *shape* that *run* makes of *samples*.
 
     ``run(source, target)`` reads *source* and writes all of *target*, both of the shape of *samples*. These are one and
-    the same array where *samples* are many: in the copy that MLX gives, which takes 0.5 to 0.95 of the time that it
-    takes from one large memory to another.
+    the same array where *samples* are many: in the copy that MLX gives, which is faster than from one large memory to
+    another.
     """
     if samples.size > KEPT_FLOATS:
         result = mx.array(samples.reshape(shape))

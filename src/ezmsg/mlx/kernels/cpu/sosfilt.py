@@ -17,12 +17,11 @@ BLOCK = 4096
 """Samples that go through all sections together: 32 KiB of float64, which the caches next to the core hold."""
 
 ROW = 1024
-"""Channels of a block where time is first. Whole rows of the data, so that memory is read as it comes: with 256 of
-1024 channels at a time it takes 1.5 times as long."""
+"""Channels of a block where time is first. Whole rows of the data, so that memory is read as it comes."""
 
 COLUMN = 60
 """The same where time is last: 68 samples of each channel. No power of two, with which the samples of a channel would
-share a few sets of the cache: 2.5 times as fast as 128."""
+share a few sets of the cache."""
 
 _LARGEST = np.float32(LARGEST_SAMPLE)
 

@@ -4,9 +4,9 @@ namespace {
 
 // What a tile publishes of itself and a channel: its states, then how many of its samples were taken, if these are not
 // all. Two of these travel in a word of 16 bytes, since what tiles hear of each other goes through the same cache as
-// the samples: that, and looks that read all words at once, took two sections from 108 to 104 us on an H200. Half of a
-// word may come without the other, but each half comes whole, so that each has a tag in its lowest two bits, zero
-// before anything was published. A state loses up to 2^-50 of itself to that.
+// the samples. A look reads all words at once, so that it waits for memory once. Half of a word may come without the
+// other, but each half comes whole, so that each has a tag in its lowest two bits, zero before anything was published.
+// A state loses up to 2^-50 of itself to that.
 constexpr unsigned ALONE = 1;  // what the tile makes of states of zero, if all of its samples were taken
 constexpr unsigned SOME = 2;   // the same, if not
 constexpr unsigned AFTER = 3;  // the states after it
