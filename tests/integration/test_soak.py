@@ -1,6 +1,7 @@
 """The short form of the soak test, tests/soak/run.py, and what its verdict finds."""
 
 import copy
+import json
 import math
 import os
 import pathlib
@@ -10,6 +11,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from soak.figures import figures
 from soak.verdict import PROCESSES, problems
 
 SCRIPT = pathlib.Path(__file__).parents[1] / "soak" / "run.py"
@@ -98,3 +100,20 @@ def test_verdict_names_what_is_not_so(change, expected):
     run = copy.deepcopy(make_run())
     change(run)
     assert any(expected in problem for problem in verdict(run))
+
+
+def test_figures_name_what_was_lost_and_compare_first_and_last():
+    reports = make_run()["reports"]
+    reports["sink"]["gaps"].append([900, 950])
+    reports["chain"]["memory"] = [(1000.0 + second, 2.0, 8.0 if second < 3000 else 9.0) for second in range(3600)]
+    observer = SimpleNamespace(
+        settled_after=120.0,
+        started_at=1000.0,
+        first_and_last=lambda *_: (math.nan, math.nan) if _[1] == "shared" else (1.0, 2.0),
+    )
+    found = json.loads(json.dumps(figures("python tests/soak/run.py", 60.0, reports, observer, []), allow_nan=False))
+    rows = {row["name"]: (row["first"], row["last"]) for row in found["rows"]}
+    assert rows["samples lost, repeated or wrong outside those"] == (None, 50)
+    assert rows["resident set of chain, MiB"] == (1.0, 2.0)
+    assert rows["shared memory of chain, MiB"] == (None, None)
+    assert (rows["MLX's active memory, MiB"], rows["MLX's cache, MiB"]) == ((2.0, 2.0), (8.0, 9.0))

@@ -1,6 +1,7 @@
 """The second process of the soak test: the example's chain on MLX, with a unit that refuses messages."""
 
 import itertools
+import time
 from collections.abc import AsyncGenerator
 
 from support import ewma_chain as shared
@@ -62,7 +63,10 @@ class ChainWatchSettings(WatchSettings):
 
 
 class ChainWatch(Watch):
-    """Also looks at MLX's cache after each message, and receives the branches: a spectrum and a band."""
+    """Also looks at MLX's cache after each message, and receives the branches: a spectrum and a band.
+
+    ``memory`` in its report are moments in seconds, and MLX's active memory and cache then, in MiB.
+    """
 
     SETTINGS = ChainWatchSettings
 
@@ -76,12 +80,16 @@ class ChainWatch(Watch):
         self.limits: set[float] = set()
         self.seen = {"spectrum": 0, "band": 0}
         self.wrong: list[str] = []
+        self.memory: list[tuple[float, float, float]] = []
 
     @ez.subscriber(INPUT_RESULT)
     async def on_result(self, message: AxisArray) -> None:
         import mlx.core as mx
 
         cache, limit = mx.get_cache_memory() / 2**20, cache_limit().limit_mb
+        now = time.monotonic()
+        if not self.memory or now - self.memory[-1][0] >= 0.25:
+            self.memory.append((now, mx.get_active_memory() / 2**20, cache))
         self.limits.add(limit)
         self.largest = max(self.largest, cache)
         self.excess = max(self.excess, cache - limit)
@@ -106,7 +114,7 @@ class ChainWatch(Watch):
 
     def report(self) -> dict[str, object]:
         found = {"cache": self.largest, "excess": self.excess, "limits": sorted(self.limits), "wrong": self.wrong}
-        return found | self.seen
+        return found | self.seen | {"memory": self.memory}
 
 
 class Long(ez.Unit):

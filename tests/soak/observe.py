@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import math
 import os
 import pathlib
 import random
@@ -11,6 +12,7 @@ import statistics
 import sys
 import threading
 import time
+from collections.abc import Sequence
 
 import psutil
 from ezmsg.core.graphcontext import GraphContext
@@ -33,6 +35,21 @@ class Memory:
     """Segments of shared memory that it has open. NaN where the system does not tell."""
 
 
+def first_and_last(course: Sequence[tuple[float, float]], settled_after: float) -> tuple[float, float]:
+    """Median of the first values after the process has settled, and of the last; NaN if there are none.
+
+    Of a sixtieth of the run each, and of ten seconds at least: memory follows the length of the messages.
+    """
+    settled = [(seconds, value) for seconds, value in course if seconds >= settled_after]
+    if not settled:
+        return float("nan"), float("nan")
+    begin, end = settled[0][0], settled[-1][0]
+    span = max(10.0, (end - begin) / 60)
+    first = [value for seconds, value in settled if seconds < begin + span]
+    last = [value for seconds, value in settled if seconds > end - span]
+    return statistics.median(first), statistics.median(last)
+
+
 class Observer:
     """Memory of all processes of one session, sampled; and what of them is there after the end.
 
@@ -46,23 +63,25 @@ class Observer:
         self.session = session
         self.folder = folder
         self.settled_after = settled_after
+        self.started_at = float("nan")
+        """By ``time.monotonic()``, when all processes were there."""
+
         self.memory: dict[str, list[Memory]] = {}
         self._segments: set[pathlib.Path] = set()
         self.stopped = threading.Event()
 
     def run(self) -> None:
-        started_at = None
         while not self.stopped.wait(0.25):
             running = self.running()
-            if started_at is None and len(running) == 3:
-                started_at = time.monotonic()
-            for name, pid in running.items() if started_at is not None else ():
+            if math.isnan(self.started_at) and len(running) == 3:
+                self.started_at = time.monotonic()
+            for name, pid in running.items() if not math.isnan(self.started_at) else ():
                 with contextlib.suppress(psutil.Error, FileNotFoundError):
                     process = psutil.Process(pid)
                     segments = open_segments(process)
                     self._segments |= segments.keys()
                     shared = sum(segments.values()) / MIB if sys.platform == "linux" else float("nan")
-                    memory = Memory(time.monotonic() - started_at, process.memory_info().rss / MIB, shared)
+                    memory = Memory(time.monotonic() - self.started_at, process.memory_info().rss / MIB, shared)
                     self.memory.setdefault(name, []).append(memory)
 
     def stop(self) -> None:
@@ -74,16 +93,9 @@ class Observer:
         return {name: pid for name, pid in pids.items() if not (self.folder / f"{name}.json").exists()}
 
     def first_and_last(self, name: str, quantity: str) -> tuple[float, float]:
-        """Median of the first samples after the process has settled, and of the last; NaN if there are none.
-
-        Of ten seconds each: the resident set follows the length of the messages.
-        """
-        samples = [sample for sample in self.memory.get(name, ()) if sample.seconds >= self.settled_after]
-        if not samples:
-            return float("nan"), float("nan")
-        first = [s for s in samples if s.seconds < samples[0].seconds + 10.0]
-        last = [s for s in samples if s.seconds > samples[-1].seconds - 10.0]
-        return tuple(statistics.median(getattr(sample, quantity) for sample in part) for part in (first, last))
+        """Of one quantity of a process, as :func:`first_and_last` has it."""
+        course = [(sample.seconds, getattr(sample, quantity)) for sample in self.memory.get(name, ())]
+        return first_and_last(course, self.settled_after)
 
     def left(self) -> list[str]:
         """Processes and segments that are still there."""

@@ -14,6 +14,8 @@ and goes, and the sink is slow at times. It compares every value with SciPy in f
 Ends with status 1 otherwise, and says what was not so.
 
     python tests/soak/run.py --minutes 15
+
+With ``--json FILE`` the figures are written as a file of results.
 """
 
 import argparse
@@ -31,6 +33,7 @@ TESTS = pathlib.Path(__file__).parents[1]
 # First: this folder has modules of its own.
 sys.path[0:1] = [str(TESTS), str(TESTS.parent / "examples")]
 
+from soak.figures import figures
 from soak.observe import Observer, Visitor
 from soak.verdict import print_table, problems
 
@@ -114,6 +117,11 @@ def soak(options: argparse.Namespace) -> int:
         log.seek(0)
         text = log.read()
     print_table(reports, observer, visitor, left)
+    if options.json:
+        made = figures(
+            f"python tests/soak/run.py --minutes {options.minutes:g}", options.minutes, reports, observer, left
+        )
+        pathlib.Path(options.json).write_text(json.dumps(made, indent=2, ensure_ascii=False) + "\n")
     found = problems(status, reports, observer, visitor, left)
     for problem in found:
         print(f"NOT SO: {problem}", flush=True)
@@ -132,6 +140,8 @@ def main() -> int:
     parser.add_argument("--refuse-every", metavar="N", type=int, default=100, help=text)
     text = "do one thing wrong, to see it found: lose, skip, repeat, hush, deaf, leak, cache, segment, process, hang"
     parser.add_argument("--fault", metavar="NAME", default="", help=text)
+    text = "write the figures into this file, in the form of docs/results/data"
+    parser.add_argument("--json", metavar="FILE", help=text)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,6 +1,7 @@
 """What the soak test holds its run to."""
 
 import math
+from typing import TypeAlias
 
 from soak.observe import Observer, Visitor
 
@@ -9,6 +10,10 @@ LONGEST_MIB = 60000 * 16 * 4 / 2**20
 
 PROCESSES = ("source", "chain", "sink")
 QUANTITIES = {"resident_set": "resident set", "shared": "shared memory"}
+
+
+Reports: TypeAlias = dict[str, dict]
+"""What each process has told of itself, by its name."""
 
 
 def growth_allowed(quantity: str, first: float, settled_after: float) -> float:
@@ -20,7 +25,7 @@ def growth_allowed(quantity: str, first: float, settled_after: float) -> float:
     return {"resident_set": 0.05 * first + 4 * LONGEST_MIB, "shared": 0.0}[quantity]
 
 
-def problems(status: int | None, reports: dict, observer: Observer, visitor: Visitor, left: list[str]) -> list[str]:
+def problems(status: int | None, reports: Reports, observer: Observer, visitor: Visitor, left: list[str]) -> list[str]:
     """What is not as it should be, a sentence each."""
     found = []
     if status != 0:
@@ -37,10 +42,8 @@ def problems(status: int | None, reports: dict, observer: Observer, visitor: Vis
         found.append(f"{chain['spectrum']} spectra and {chain['band']} filtered messages have arrived")
     if len(chain["lengths"]) > 1:
         found.append("many message lengths were warned of more than once")
-    refused = chain["refused"]
-    if sorted(refused) != sink["gaps"]:
-        lost = [gap for gap in sink["gaps"] if gap not in refused]
-        found.append(f"samples are missing that no unit refused: {lost}; or refused ones are not logged once")
+    if sorted(chain["refused"]) != sink["gaps"]:
+        found.append(f"samples are missing that no unit refused: {lost(reports)}; or refused ones are not logged once")
     if not sink["at_end"]:
         found.append("the last sample has not arrived")
     if not sink["n_taken"]:
@@ -60,7 +63,13 @@ def problems(status: int | None, reports: dict, observer: Observer, visitor: Vis
     return found
 
 
-def print_table(reports: dict, observer: Observer, visitor: Visitor, left: list[str]) -> None:
+def lost(reports: Reports) -> list[tuple[int, int]]:
+    """First sample, and the one after the last, of what is missing though no unit refused it."""
+    refused = reports.get("chain", {}).get("refused", ())
+    return [gap for gap in reports.get("sink", {}).get("gaps", ()) if gap not in refused]
+
+
+def print_table(reports: Reports, observer: Observer, visitor: Visitor, left: list[str]) -> None:
     chain, sink = reports.get("chain", {}), reports.get("sink", {})
     rows = [
         ("messages received", sink.get("n_messages")),

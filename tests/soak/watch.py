@@ -30,17 +30,23 @@ class LogReport:
     lengths: list[str] = dataclasses.field(default_factory=list)
     """Warnings of many message lengths, of which there are to be no more than one."""
 
+    n_released: int = 0
+    """How often MLX's cache has been given back."""
+
     others: list[str] = dataclasses.field(default_factory=list)
     """Whatever else is logged at WARNING and above."""
 
 
 class _Handler(logging.Handler):
     def __init__(self, report: LogReport) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__(logging.INFO)
         self.report = report
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
+        if record.levelno < logging.WARNING:
+            self.report.n_released += text.startswith("MLX's buffer cache is given back")
+            return
         if text.startswith("Exception in Task"):
             # The traceback is the next record.
             return
