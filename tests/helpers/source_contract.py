@@ -5,6 +5,7 @@ A test module makes a subclass of :class:`SourceContract` whose ``make`` gives a
 
 import itertools
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -65,6 +66,18 @@ class SourceContract:
             rest = list(source.read(ends[number]))
             assert len(rest) == len(messages) - number - 1
             assert all(_same(*pair) for pair in zip(rest, messages[number + 1 :], strict=True))
+
+    def test_reading_inside_a_message_begins_right_there(self, source: RecordingSource) -> None:
+        first, second, *_ = source.read(0)
+        dim = resolve_stream_dim(first)
+        axis = first.get_axis_idx(dim)
+        start = _length(first) + _length(second) // 2
+        messages = list(pickle.loads(pickle.dumps(source)).read(start))
+        assert sum(map(_length, messages)) == source.n_samples - start
+        rest = np.moveaxis(second.data, axis, 0)[start - _length(first) :]
+        np.testing.assert_array_equal(np.moveaxis(messages[0].data, axis, 0)[: len(rest)], rest)
+        expected = second.axes[dim].value(start - _length(first))
+        assert messages[0].axes[dim].offset == pytest.approx(expected, rel=1e-12)
 
     def test_reading_may_be_left_and_two_may_read_at_a_time(self, source: RecordingSource) -> None:
         left = source.read(0)

@@ -132,6 +132,9 @@ from .offline import (
 from .offline import (
     process_recording as process_recording,
 )
+from .offline import (
+    process_recordings as process_recordings,
+)
 from .plan import (
     CacheRecommendation as CacheRecommendation,
 )

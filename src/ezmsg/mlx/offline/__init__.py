@@ -6,7 +6,7 @@ sink have to do is said by :class:`RecordingSource` and :class:`ResultSink`.
 
 from .contracts import Opened, RecordingSource, ResultSink
 from .nwbsource import NWBSource
-from .process import ProcessedRecording, process_recording
+from .process import ProcessedRecording, process_recording, process_recordings
 from .zarrsink import ZarrSink
 
 __all__ = [
@@ -17,4 +17,5 @@ __all__ = [
     "ResultSink",
     "ZarrSink",
     "process_recording",
+    "process_recordings",
 ]

@@ -25,8 +25,9 @@ class RecordingSource(typing.Protocol):
     def read(self, start: int) -> Iterator[AxisArray]:
         """The samples from number *start* on, in order, as messages of bounded length.
 
-        *start* is 0 or a place where a message of an earlier reading ended; the messages from there on must be the
-        same ones.
+        Where *start* is 0, or a place where a message of an earlier reading ended, the messages from there on must be
+        the same ones. Where it is inside a message, the samples from there on come in messages of any length. Several
+        may read at a time. With several workers, a source is pickled.
 
         Raises:
             OSError: The system cannot read it (a lock, no permission, an I/O error).

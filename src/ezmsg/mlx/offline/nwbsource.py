@@ -11,6 +11,7 @@ from ezmsg.util.messages.axisarray import AxisArray, AxisBase
 from ezmsg.util.messages.util import replace
 
 from ..stream.checks import check_number, check_path
+from ..stream.sampling import value_at
 from .extra import import_extra
 from .nwbfaults import fault, faults_of
 from .nwbseries import Place, Series, find_series, read_series
@@ -92,9 +93,11 @@ class NWBSource:
                 if len(samples) != end - begin:
                     raise fault(self.path, name, f"has fewer than its {self.n_samples} samples now.")
                 for first, last, offset in runs:
-                    if first < start:
+                    if last <= start:
                         continue
                     time = replace(self._template.axes["time"], offset=offset)
+                    if first < start:
+                        time, first = replace(time, offset=value_at(time, start - first)), start
                     axes = {**self._template.axes, "time": time}
                     yield replace(self._template, data=samples[first - begin : last - begin], axes=axes)
 

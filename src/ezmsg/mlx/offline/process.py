@@ -7,9 +7,11 @@
     process_recording(source, make_chain, sink)
 """
 
+import functools
 import math
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import ezmsg.core as ez
@@ -17,7 +19,7 @@ from ezmsg.baseproc import resolve_stream_dim
 from ezmsg.util.messages.axisarray import AxisArray
 
 from ..rechunk import RechunkSettings, RechunkTransformer
-from ..stream.checks import check_number
+from ..stream.checks import check_count, check_number
 from ..stream.steps import Chain, Output, Step, flush_steps, run_steps, steps_of
 from . import checkpoint
 from .contracts import RecordingSource, ResultSink
@@ -48,6 +50,9 @@ def process_recording(
     rechunk: RechunkSettings | None = DEFAULT_RECHUNK,
     checkpoint_seconds: float = 60.0,
     progress: Report | typing.Literal[False] | None = None,
+    workers: int | Executor | None = None,
+    margin: float | typing.Literal["exact"] | None = None,
+    tolerance: float = 1e-6,
 ) -> ProcessedRecording:
     """Run a chain over a recording.
 
@@ -76,6 +81,9 @@ def process_recording(
         checkpoint_seconds: Seconds of the recording between checkpoints, ``math.inf`` for none.
         progress: Called after each chunk with the number of samples done and that of all samples. None: a bar on stderr
             if that is a terminal and rich is installed. False: nothing.
+        workers: See :func:`process_recordings`. None: in this process, one sample after the other.
+        margin: See :func:`process_recordings`.
+        tolerance: See :func:`process_recordings`.
 
     Raises:
         ValueError: The recording has no samples, or others than it announced; *checkpoint_seconds* is not above 0.
@@ -83,6 +91,7 @@ def process_recording(
             messages.
         FileExistsError: The sink holds complete results of another recording or other settings.
     """
+    _check_pieces(workers, margin, tolerance)
     for argument, value, method, allowed in (
         ("source", source, "read", "a source of recordings, for example an NWBSource"),
         ("sink", sink, "append", "a sink of results, for example a ZarrSink"),
@@ -133,6 +142,62 @@ def process_recording(
         return ProcessedRecording(source.n_samples, first)
     finally:
         sink.close()
+
+
+def process_recordings(
+    recordings: Iterable[tuple[RecordingSource, ResultSink]],
+    chain_factory: Callable[[], Chain],
+    *,
+    rechunk: RechunkSettings | None = DEFAULT_RECHUNK,
+    checkpoint_seconds: float = 60.0,
+    progress: Callable[[int, int, int], None] | None = None,
+    workers: int | Executor | None = None,
+    margin: float | typing.Literal["exact"] | None = None,
+    tolerance: float = 1e-6,
+) -> Iterator[tuple[int, ProcessedRecording | Exception]]:
+    """Run a chain over many recordings, on several workers; what has become of each, in the order they are finished.
+
+    Recordings are cut into pieces of time, and all pieces are one queue, so that no worker waits for the last
+    recording. A recording that fails does not stop the others.
+
+    Args:
+        recordings: Sources and sinks, in pairs. Taken one by one, as workers come to them.
+        chain_factory: As for :func:`process_recording`; for *workers* a function of a module.
+        rechunk: As for :func:`process_recording`.
+        checkpoint_seconds: As for :func:`process_recording`; the length of a piece, or four margins if they are longer.
+        progress: Called with the number of a recording, its samples that are done, and all its samples.
+        workers: A number of processes on this machine, which are spawned; or an executor, for example that of a Dask
+            cluster (``client.get_executor(pure=False)``). None: in this process, one recording after the other.
+        margin: Seconds that a piece begins earlier, so that filters and averages have settled. None: it follows from
+            the chain. ``"exact"``: recordings are not cut, and results are those of one run to the last bit.
+        tolerance: What results may differ from those of one run, as a share of the largest.
+
+    Yields:
+        The number of a recording, and what was done or the error that ended it.
+    """
+    _check_pieces(workers, margin, tolerance)
+    for number, (source, sink) in enumerate(recordings):
+        report: Report | typing.Literal[False] = False
+        if progress is not None:
+            report = functools.partial(progress, number)
+        try:
+            done = process_recording(
+                source, chain_factory, sink, rechunk=rechunk, checkpoint_seconds=checkpoint_seconds, progress=report
+            )
+        except Exception as error:
+            yield number, error
+        else:
+            yield number, done
+
+
+def _check_pieces(
+    workers: int | Executor | None, margin: float | typing.Literal["exact"] | None, tolerance: float
+) -> None:
+    if workers is not None and not isinstance(workers, Executor):
+        check_count("workers", workers, 1)
+    if not (margin is None or margin == "exact"):
+        check_number("margin", margin, zero=True)
+    check_number("tolerance", tolerance)
 
 
 def _resumed(chain: "_ResumableChain", sink: ResultSink, saved: bytes | None, recording: str) -> int:
