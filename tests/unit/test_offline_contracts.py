@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+from helpers import recording_files
 from helpers.nwb_files import DATA, RATE, write
 from helpers.offline_memory import MemorySink, MemorySource
 from helpers.sink_contract import Place, SinkContract
 from helpers.source_contract import SourceContract
 
-from ezmsg.mlx import NWBSource, ZarrSink
+from ezmsg.mlx import NWBSource, ZarrSink, open_recording
 
 
 class TestMemorySource(SourceContract):
@@ -26,6 +27,44 @@ class TestNWBSource(SourceContract):
             stamps[310:] += 1.0
         keywords = {} if request.param == "rate" else {"timestamps": stamps}
         return NWBSource(write(tmp_path / "recording.nwb", keywords), chunk_mb=100 * 6 / 2**20)
+
+
+def _open_ephys_with_gaps(folder):
+    numbers = np.arange(len(recording_files.DATA))
+    numbers[300:] += 500
+    numbers[310:] += 500
+    return recording_files.write_open_ephys_binary(folder, numbers)
+
+
+class TestNeoSource(SourceContract):
+    @pytest.fixture(
+        params=[
+            (recording_files.write_raw_binary, {"sampling_rate": 2000, "n_channels": 3}),
+            (recording_files.write_spikeglx, {}),
+            (recording_files.write_open_ephys_binary, {}),
+            (_open_ephys_with_gaps, {}),
+            (recording_files.write_open_ephys, {}),
+            (recording_files.write_blackrock, {}),
+            (lambda folder: recording_files.write_blackrock(folder, (200, 650)), {"segment": "all"}),
+            (recording_files.write_intan, {}),
+            (recording_files.write_intan_in_one_file, {}),
+        ],
+        ids=[
+            "raw binary",
+            "SpikeGLX",
+            "Open Ephys, binary",
+            "Open Ephys, binary, with gaps",
+            "Open Ephys, legacy",
+            "Blackrock",
+            "Blackrock with pauses",
+            "Intan, a file a signal",
+            "Intan, one file",
+        ],
+    )
+    def source(self, request, tmp_path):
+        pytest.importorskip("neo")
+        write, options = request.param
+        return open_recording(write(tmp_path), chunk_mb=100 * 6 / 2**20, **options)
 
 
 class MemoryPlace(Place):

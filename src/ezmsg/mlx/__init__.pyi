@@ -112,6 +112,9 @@ from .memory import (
     shape_report as shape_report,
 )
 from .offline import (
+    NeoSource as NeoSource,
+)
+from .offline import (
     NWBSource as NWBSource,
 )
 from .offline import (
@@ -121,19 +124,49 @@ from .offline import (
     ProcessedRecording as ProcessedRecording,
 )
 from .offline import (
+    RawBinarySource as RawBinarySource,
+)
+from .offline import (
+    RecordingFormat as RecordingFormat,
+)
+from .offline import (
+    RecordingInfo as RecordingInfo,
+)
+from .offline import (
     RecordingSource as RecordingSource,
 )
 from .offline import (
     ResultSink as ResultSink,
 )
 from .offline import (
+    SegmentInfo as SegmentInfo,
+)
+from .offline import (
+    StreamInfo as StreamInfo,
+)
+from .offline import (
     ZarrSink as ZarrSink,
+)
+from .offline import (
+    describe_recording as describe_recording,
+)
+from .offline import (
+    find_recordings as find_recordings,
+)
+from .offline import (
+    open_recording as open_recording,
 )
 from .offline import (
     process_recording as process_recording,
 )
 from .offline import (
     process_recordings as process_recordings,
+)
+from .offline import (
+    recording_formats as recording_formats,
+)
+from .offline import (
+    register_format as register_format,
 )
 from .plan import (
     CacheRecommendation as CacheRecommendation,

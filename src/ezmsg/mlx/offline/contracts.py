@@ -1,7 +1,9 @@
-"""What a source of recordings and a sink of results have to do, so that others can be added."""
+"""What a source of recordings, a format of them and a sink of results have to do, so that others can be added."""
 
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 from ezmsg.util.messages.axisarray import AxisArray
 
@@ -33,6 +35,66 @@ class RecordingSource(typing.Protocol):
             OSError: The system cannot read it (a lock, no permission, an I/O error).
             ValueError: What is read is damaged or makes no sense. Both name the recording.
         """
+
+
+class SegmentInfo(typing.NamedTuple):
+    """One segment of a stream."""
+
+    n_samples: int
+    start: float
+    """When its first sample is, in seconds on the clock of the file."""
+
+    duration: float
+    """Seconds of samples: gaps do not count."""
+
+    gaps: tuple[int, ...]
+    """Samples in front of which time jumps, counted from the first one of the segment."""
+
+
+class StreamInfo(typing.NamedTuple):
+    """Channels that were sampled together."""
+
+    name: str
+    sampling_rate: float
+    """In Hz."""
+
+    labels: tuple[str, ...]
+    """Names of the channels."""
+
+    dtype: str
+    unit: str
+    """Of the values that gain and offset make of samples; empty if it is not known."""
+
+    segments: tuple[SegmentInfo, ...]
+    problem: str | None = None
+    """Why it cannot be processed. What is not known then is 0 or empty."""
+
+
+@dataclass(frozen=True)
+class RecordingFormat:
+    """A way to store recordings, see :func:`ezmsg.mlx.open_recording`."""
+
+    name: str
+    """What users call it, in lower case."""
+
+    description: str
+    """One line."""
+
+    locate: Callable[[Path], Path | None]
+    """The recording that a path belongs to, usually the path itself; None if it is not of this format. Looks at names,
+    or at the first bytes of a file at most, and does not raise."""
+
+    open: Callable[..., RecordingSource]
+    """Called with the path and, where the user has given them, the keywords ``stream`` and ``segment`` and others."""
+
+    describe: Callable[..., tuple[StreamInfo, ...]] | None = None
+    """Called with the path and the keywords of the user. None: what :attr:`open` gives is looked at."""
+
+    in_folder: bool = False
+    """Whether a folder may be a recording when :func:`ezmsg.mlx.find_recordings` comes upon it."""
+
+    in_search: bool = True
+    """Whether :func:`ezmsg.mlx.find_recordings` looks for it where no format is named."""
 
 
 class Opened(typing.NamedTuple):

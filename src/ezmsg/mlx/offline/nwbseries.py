@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .extra import import_extra
-from .nwbfaults import fault, faults_of
+from .faults import fault, faults_of
 
 if typing.TYPE_CHECKING:
     import h5py
@@ -64,10 +64,24 @@ class Series(typing.NamedTuple):
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def find_series(file: "h5py.File", wanted: str | None, path: Path) -> tuple[str, "h5py.Group"]:
-    """The address and the group of the series that *wanted* names; None: of the only one."""
+def list_series(file: "h5py.File", path: Path) -> list[str]:
+    """The addresses of all series.
+
+    Raises:
+        ValueError: It is not an NWB file.
+    """
+    _check_version(file, path)
+    return sorted(addresses[0] for addresses, _ in _Found(file).series)
+
+
+def _check_version(file: "h5py.File", path: Path) -> None:
     if "nwb_version" not in file.attrs and _text(file.attrs.get("neurodata_type")) != "NWBFile":
         raise fault(path, None, "is an HDF5 file, but not an NWB file of version 2.")
+
+
+def find_series(file: "h5py.File", wanted: str | None, path: Path) -> tuple[str, "h5py.Group"]:
+    """The address and the group of the series that *wanted* names; None: of the only one."""
+    _check_version(file, path)
     found = _Found(file)
     listed = sorted(addresses[0] for addresses, _ in found.series)
     matching = [

@@ -13,8 +13,8 @@ from ezmsg.util.messages.util import replace
 from ..stream.checks import check_number, check_path
 from ..stream.sampling import value_at
 from .extra import import_extra
-from .nwbfaults import fault, faults_of
-from .nwbseries import Place, Series, find_series, read_series
+from .faults import fault, faults_of
+from .nwbseries import Place, Series, find_series, list_series, read_series
 from .nwbtimes import read_times
 
 if typing.TYPE_CHECKING:
@@ -79,6 +79,11 @@ class NWBSource:
             f"{self._series.digest}, read {self._chunk} samples at a time"
         )
 
+    @property
+    def gaps(self) -> list[int]:
+        """The samples in front of which time jumps."""
+        return self._times.gaps
+
     def read(self, start: int = 0) -> Iterator[AxisArray]:
         """The samples from number *start* on, see :obj:`ezmsg.mlx.RecordingSource`."""
         name = self._series.name
@@ -105,6 +110,19 @@ class NWBSource:
         file = stack.enter_context(_opened(Path(place.file)))
         with faults_of(self.path, self._series.name):
             return file[place.path]
+
+
+def series_names(path: Path) -> list[str]:
+    """The electrical series of a file, by their paths in it.
+
+    Raises:
+        ImportError: The extra ``offline`` is not installed.
+        OSError: The file cannot be opened or read.
+        ValueError: The file is not an NWB file or is damaged.
+    """
+    import_extra("pynwb")
+    with _opened(path) as file, faults_of(path):
+        return list_series(file, path)
 
 
 @contextlib.contextmanager

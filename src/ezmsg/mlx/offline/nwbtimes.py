@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..stream.segments import GAP_TOLERANCE
-from .nwbfaults import fault, faults_of
+from .faults import fault, faults_of
 from .nwbseries import Place, member
 
 if typing.TYPE_CHECKING:
@@ -47,6 +47,11 @@ class RegularTimes(typing.NamedTuple):
     place: None = None
 
     @property
+    def gaps(self) -> list[int]:
+        """No samples have time jump in front of them."""
+        return []
+
+    @property
     def identity(self) -> str:
         """What tells these times apart from others, for the identity of the recording."""
         return f"from {self.start!r} s at {self.rate!r} Hz"
@@ -66,6 +71,11 @@ class StampedTimes(typing.NamedTuple):
     """Samples that a run begins with, but for the first one."""
 
     digest: str
+
+    @property
+    def gaps(self) -> list[int]:
+        """The samples in front of which time jumps."""
+        return self.starts.tolist()
 
     @property
     def identity(self) -> str:

@@ -1,6 +1,6 @@
-"""What is wrong with an NWB file, as one error that names the file, the series and the reason.
+"""What is wrong with a recording, as one error that names the file, the series or stream, and the reason.
 
-h5py answers a damaged file with errors of half a dozen types, most of which do not say which file they are about.
+h5py and neo answer a damaged file with errors of many types, most of which do not say which file they are about.
 """
 
 import contextlib
@@ -15,13 +15,13 @@ class RecordingError(ValueError):
 
 
 def fault(path: Path, series: str | None, reason: str) -> RecordingError:
-    """The error for *reason*, which is the rest of a sentence about the series, or without one about the file."""
+    """The error for *reason*, which is the rest of a sentence about the series or stream; None: about the file."""
     return RecordingError(f"{path}: {series} {reason}" if series else f"{path} {reason}")
 
 
 @contextlib.contextmanager
 def faults_of(path: Path, series: str | None = None) -> Iterator[None]:
-    """Give errors that h5py raises inside the ``with`` block the names of the file and of the series.
+    """Give errors that are raised inside the ``with`` block the names of the file and of the series or stream.
 
     Raises:
         OSError: The system cannot open or read the file; of the subclass that belongs to the error number.
@@ -41,7 +41,7 @@ def faults_of(path: Path, series: str | None = None) -> Iterator[None]:
         raise OSError(error.errno, f"{series}: {text}" if series else text, str(path)) from error
     except MemoryError as error:
         raise MemoryError(f"{path}: {f'{series}: ' if series else ''}{error or 'out of memory'}") from error
-    except Exception as error:  # whatever h5py makes of damage
+    except Exception as error:  # whatever h5py or neo makes of damage
         raise _unreadable(path, series, error) from error
 
 

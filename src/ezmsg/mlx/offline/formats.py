@@ -1,0 +1,200 @@
+"""Which source reads a path: formats by name, or by what is there.
+
+::
+
+    source = open_recording("run_g0_t0.imec0.ap.bin")
+    for stream in describe_recording("session.nwb").streams:
+        print(stream.name, len(stream.labels), stream.sampling_rate)
+
+Another package adds a format with an entry point in the group ``ezmsg.mlx.formats`` whose value is a
+:class:`RecordingFormat`; a script calls :func:`register_format`.
+"""
+
+import errno
+import importlib.metadata
+import os
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+
+import ezmsg.core as ez
+
+from ..stream.checks import check_path
+from .contracts import RecordingFormat, RecordingSource, StreamInfo
+from .description import describe_source
+from .neoformats import NEO_FORMATS, guessed_format, named_format
+from .nwbformat import NWB_FORMAT
+
+ENTRY_POINTS = "ezmsg.mlx.formats"
+"""The group of entry points that other packages add formats with."""
+
+_formats: dict[str, RecordingFormat] = {}
+"""By name; the last one is asked first what a path is."""
+
+_entry_points_are_loaded = False
+
+_SKIPPED = (".zarr", ".partial")
+"""Folders of results."""
+
+
+class RecordingInfo(typing.NamedTuple):
+    """What a recording holds."""
+
+    path: Path
+    """The recording that the path belongs to: the folder, where a file in it was given."""
+
+    format: str
+    streams: tuple[StreamInfo, ...]
+
+
+def register_format(format: RecordingFormat) -> None:
+    """Add a format, or replace the one of that name. The one added last is asked first what a path is.
+
+    Raises:
+        TypeError: *format* is not a :class:`RecordingFormat`.
+    """
+    if not isinstance(format, RecordingFormat):
+        raise TypeError(f"format is {format!r}; allowed is a RecordingFormat.")
+    _formats.pop(format.name, None)
+    _formats[format.name] = format
+
+
+for _each in (*NEO_FORMATS, NWB_FORMAT):
+    register_format(_each)
+
+
+def recording_formats() -> dict[str, RecordingFormat]:
+    """All formats by name, those of other packages included, in the order in which they are asked what a path is.
+
+    neo's other readers are not among them: they are found by the name of their class without ``RawIO``, in lower case.
+    """
+    global _entry_points_are_loaded
+    if not _entry_points_are_loaded:
+        _entry_points_are_loaded = True
+        for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
+            try:
+                register_format(entry.load())
+            except Exception as error:  # whatever another package does wrong
+                ez.logger.warning(f"The format {entry.name!r} of {entry.value} cannot be loaded ({error}).")
+    return dict(reversed(_formats.items()))
+
+
+def open_recording(
+    path: str | os.PathLike,
+    format: str | None = None,
+    *,
+    stream: str | None = None,
+    segment: int | typing.Literal["all"] | None = None,
+    **options: typing.Any,
+) -> RecordingSource:
+    """A source for the recording at *path*, for :func:`ezmsg.mlx.process_recording`.
+
+    Args:
+        path: A file or folder.
+        format: Name of the format, see :func:`recording_formats`. None or ``"auto"``: told by the name of the file, or
+            by the names in the folder.
+        stream: Name of the stream, in NWB of the series. None: the only one.
+        segment: Number of the segment, from 0; ``"all"`` for all of them. None: the only one.
+        options: Further arguments of the source: ``chunk_mb``, for raw binary ``sampling_rate`` and ``n_channels``.
+
+    Raises:
+        ImportError: The extra ``offline`` is not installed.
+        FileNotFoundError: There is nothing at *path*.
+        OSError: It cannot be opened or read.
+        ValueError: There is no such format, or none that *path* is of; what the source raises, which see.
+        TypeError: An argument is not of its type, or the source takes no such option.
+    """
+    found, located = _recognised(path, format)
+    options |= {name: value for name, value in (("stream", stream), ("segment", segment)) if value is not None}
+    return found.open(located, **options)
+
+
+def describe_recording(path: str | os.PathLike, format: str | None = None, **options: typing.Any) -> RecordingInfo:
+    """What the recording at *path* holds: streams, channels, rates, durations and gaps.
+
+    Time stamps are read as a whole, samples are not. A stream that cannot be processed says why in ``problem``.
+
+    Args:
+        path: A file or folder.
+        format: As in :func:`open_recording`.
+        options: Further arguments of the source that belong to the file.
+
+    Raises:
+        ImportError: The extra ``offline`` is not installed.
+        OSError: There is nothing at *path*, or it cannot be opened.
+        ValueError: There is no such format, or none that *path* is of; the recording as a whole is damaged.
+    """
+    found, located = _recognised(path, format)
+    if found.describe is not None:
+        streams = found.describe(located, **options)
+    else:
+        streams = (describe_source(located.name, [found.open(located, **options)]),)
+    return RecordingInfo(located, found.name, streams)
+
+
+def find_recordings(folder: str | os.PathLike, format: str | None = None) -> list[Path]:
+    """The recordings in a folder and in the folders below it, in alphabetical order.
+
+    Raw binary files are only looked for if *format* says so. Hidden folders and folders of results (``.zarr``,
+    ``.partial``) are left out.
+
+    Args:
+        folder: A folder, or a recording.
+        format: As in :func:`open_recording`; with one, only recordings of this format.
+
+    Raises:
+        FileNotFoundError: There is nothing at *folder*.
+        ValueError: There is no such format.
+    """
+    root = _existing(folder)
+    if format in (None, "auto"):
+        formats = [each for each in recording_formats().values() if each.in_search]
+    else:
+        formats = [_named(format)]
+    return sorted(set(_search(root, formats)))
+
+
+def _search(path: Path, formats: list[RecordingFormat]) -> Iterator[Path]:
+    if path.is_file() or any(each.in_folder for each in formats):
+        for each in formats:
+            if (path.is_file() or each.in_folder) and (located := each.locate(path)) is not None:
+                yield located
+                return
+    if path.is_dir():
+        for entry in path.iterdir():
+            if not entry.name.startswith(".") and entry.suffix not in _SKIPPED:
+                yield from _search(entry, formats)
+
+
+def _recognised(path: str | os.PathLike, format: str | None) -> tuple[RecordingFormat, Path]:
+    """The format, and the recording that *path* belongs to."""
+    place = _existing(path)
+    if not isinstance(format, (str, type(None))):
+        raise TypeError(f"format is {format!r}; allowed are a name and None.")
+    if format not in (None, "auto"):
+        found = _named(format)
+        return found, found.locate(place) or place
+    for found in recording_formats().values():
+        located = found.locate(place)
+        if located is not None:
+            return found, located
+    guess = guessed_format(place)
+    if guess is not None:
+        return guess, place
+    raise ValueError(f"{place} is of no format that is known; format may be one of {', '.join(recording_formats())}.")
+
+
+def _named(name: str) -> RecordingFormat:
+    formats = recording_formats()
+    found = formats.get(name) or named_format(name)
+    if found is None:
+        raise ValueError(f"format is {name!r}; allowed are auto, {', '.join(formats)} and the names of neo's readers.")
+    return found
+
+
+def _existing(path: str | os.PathLike) -> Path:
+    check_path("path", path)
+    place = Path(path)
+    if not place.exists():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place))
+    return place
