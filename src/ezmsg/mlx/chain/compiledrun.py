@@ -6,7 +6,7 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import cast
+from typing import TypeAlias, cast
 
 import ezmsg.core as ez
 import mlx.core as mx
@@ -18,6 +18,12 @@ from ..memory.shapes import note_compiled
 from ..stream.convert import mlx_to_numpy, numpy_to_mlx
 from ..stream.fusible import Array, FusedStage
 from .fusedrun import Arrays, Configured, Ends, FusedRun, Key, Resident, Steps
+
+Flat: TypeAlias = list[mx.array]
+"""The arrays of all stages in a row."""
+
+Begun: TypeAlias = tuple[list[mx.array], bool]
+"""The arrays after the message and, if the second is true, the result."""
 
 MOST_FUNCTIONS = 24
 """Functions that one run compiles: MLX keeps each for good."""
@@ -67,13 +73,14 @@ class CompiledRun(FusedRun):
         self._seen = {message.data.shape[self._likeness.axis]}
         self._lengths: set[int] = set()
         self._functions: dict[Key, Callable[..., list[mx.array]]] = {}
+        self._sizes: tuple[int, ...] = ()
         self._in_flight = 0.0
         entry = self.ends.entry
         self._uploads_as_is = entry is not None and message.data.dtype in map(np.dtype, ("i1", "u1", "i2", "u2"))
 
     def compile_ahead(self) -> None:
         """Compile what is known to come, at the start of a stream; it takes seconds the first time on a machine."""
-        if self._wanted and (self._resident is not None or self._load()):
+        if self._wanted and (self._resident or self._load()):
             self._prepare(self._wanted)
 
     def _takes(self, n_samples: int) -> bool:
@@ -81,7 +88,7 @@ class CompiledRun(FusedRun):
             return n_samples in self._lengths
         self._n_messages += 1
         if n_samples in self._seen and n_samples not in self._lengths and len(self._lengths) < MOST_LENGTHS:
-            if self._resident is not None or self._load():
+            if self._resident or self._load():
                 self._prepare([n_samples])
         self._seen.add(n_samples)
         return n_samples in self._lengths
@@ -119,10 +126,10 @@ class CompiledRun(FusedRun):
         """What messages of this length may do, from the present counts on and after an odd message."""
         now = cast(Resident, self._resident).counts
         found: dict[Key, Steps] = {}
-        odd = self._steps(1, now, self._axes)
+        odd = self._steps(1, now)
         for counts in (now, now if odd is None else odd.counts):
             for _ in range(_LOOKAHEAD):
-                steps = self._steps(n_samples, counts, self._axes)
+                steps = self._steps(n_samples, counts)
                 if steps is None:
                     break
                 counts = steps.counts
@@ -130,39 +137,42 @@ class CompiledRun(FusedRun):
         return found
 
     def _compiled(self, steps: Steps) -> Callable[..., list[mx.array]]:
-        resident = cast(Resident, self._resident).arrays
-        sizes = tuple(map(len, resident))
-        function = mx.compile(functools.partial(self._function, steps, sizes))
+        function = mx.compile(functools.partial(self._function, steps, self._sizes))
         # Of zeros, and the state as it is: compiled and run once, and forgotten.
         likeness, n_samples = self._likeness, steps.key[0]
         shape = likeness.shape(n_samples)
         x = mx.zeros(shape, getattr(mx, str(likeness.dtype)) if self._uploads_as_is else mx.float32)
-        mx.eval(function(x, *itertools.chain(*resident)))
+        mx.eval(function(x, *cast(Resident, self._resident).arrays))
         return function
 
     def _function(self, steps: Steps, sizes: tuple[int, ...], x: mx.array, *flat: mx.array) -> list[mx.array]:
         y, after = self._apply(x.astype(mx.float32), _grouped(flat, sizes), steps.key[1], steps.lengths)
         return [*itertools.chain(*after), *(() if y is None else (y,))]
 
-    def _compute(self, data: npt.NDArray | mx.array, arrays: Arrays, steps: Steps) -> tuple[Array, Arrays]:
+    def _begin(self, data: npt.NDArray | mx.array, state: Flat, steps: Steps) -> Begun:
         if self.ends.entry is None:
             x = cast(mx.array, data)
         else:
             # Narrow integers are widened on the device, by the compiled function.
             x, _ = numpy_to_mlx(cast(np.ndarray, data), None if self._uploads_as_is else "float32")
-        outputs = self._functions[steps.key](x, *itertools.chain(*arrays))
+        outputs = self._functions[steps.key](x, *state)
         has_result = steps.lengths[-1] > 0
-        after = _grouped(outputs, tuple(map(len, arrays)))
-        y = outputs[-1] if has_result else None
+        if has_result and self.ends.exit is not None:
+            mx.async_eval(outputs)
+        else:
+            self._hand_over(outputs, x.nbytes)
+        return outputs, has_result
+
+    def _finish(self, begun: Begun) -> tuple[Array, Flat]:
+        outputs, has_result = begun
+        y = outputs.pop() if has_result else None
         if y is not None and self.ends.exit is not None:
-            mx.eval(outputs)
             self._in_flight = 0.0
-            return mlx_to_numpy(y, self._dtype), after
-        self._hand_over(outputs, x.nbytes)
+            return mlx_to_numpy(y, self._dtype), outputs
         if y is not None:
-            return y, after
+            return y, outputs
         empty = self._result_shape(0)
-        return (np.empty(empty, self._dtype or np.float32) if self.ends.exit else mx.zeros(empty)), after
+        return (np.empty(empty, self._dtype or np.float32) if self.ends.exit else mx.zeros(empty)), outputs
 
     def _hand_over(self, outputs: list[mx.array], n_bytes: int) -> None:
         """Let the device compute *outputs*, and wait for it where it has been given too much."""
@@ -174,13 +184,14 @@ class CompiledRun(FusedRun):
         else:
             mx.async_eval(outputs)
 
-    def _from_transformers(self, arrays: Sequence[tuple[mx.array, ...]]) -> Arrays:
-        return tuple(arrays)
+    def _from_transformers(self, arrays: Arrays) -> Flat:
+        self._sizes = tuple(map(len, arrays))
+        return [array for held in cast("Sequence[Sequence[mx.array]]", arrays) for array in held]
 
-    def _for_transformers(self, arrays: Arrays) -> Sequence[tuple[mx.array, ...]]:
-        return cast("Sequence[tuple[mx.array, ...]]", arrays)
+    def _for_transformers(self, state: Flat) -> Sequence[tuple[mx.array, ...]]:
+        return _grouped(state, self._sizes)
 
 
-def _grouped(flat: Sequence[mx.array], sizes: tuple[int, ...]) -> Arrays:
+def _grouped(flat: Sequence[mx.array], sizes: tuple[int, ...]) -> list[tuple[mx.array, ...]]:
     ends = itertools.accumulate(sizes)
-    return tuple(tuple(flat[end - size : end]) for end, size in zip(ends, sizes, strict=False))
+    return [tuple(flat[end - size : end]) for end, size in zip(ends, sizes, strict=False)]

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
 from ..asarray import AsArrayTransformer
-from ..stream.fusible import Array, Axes, FusedStage
+from ..stream.fusible import Array, FusedStage
 from .likeness import Likeness
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
-Arrays: TypeAlias = tuple[tuple[Array, ...], ...]
+Arrays: TypeAlias = Sequence[Sequence[Array]]
 """The arrays of each stage."""
+
+State: TypeAlias = Any
+"""The arrays of all stages, in whatever form a run keeps them."""
+
+Begun: TypeAlias = Any
+"""What a run needs to know of the computation that it has begun."""
 
 Key: TypeAlias = tuple[int, tuple[Hashable, ...]]
 """What tells functions apart: the length of the message, and the variants of the stages."""
@@ -33,11 +39,12 @@ class Configured(Protocol):
         ...
 
 
-class Resident(NamedTuple):
-    """The state of all stages, while it is here and not in the transformers."""
+class Relabelling(NamedTuple):
+    """A stage that changes the axes, with what it has to know."""
 
-    arrays: Arrays
-    counts: tuple[Hashable, ...]
+    stage: FusedStage
+    n_samples: int
+    counts: Hashable
 
 
 class Steps(NamedTuple):
@@ -47,7 +54,17 @@ class Steps(NamedTuple):
     lengths: tuple[int, ...]
     """Samples that come out of each stage."""
     counts: tuple[Hashable, ...]
-    axes: Axes
+    """Those after the message."""
+    relabellings: tuple[Relabelling, ...]
+
+
+class Resident(NamedTuple):
+    """The state of all stages, while it is here and not in the transformers."""
+
+    arrays: State
+    counts: tuple[Hashable, ...]
+    ahead: Steps | None
+    """What another message as long as the last one does; None if that is not known."""
 
 
 class Ends(NamedTuple):
@@ -92,13 +109,12 @@ class FusedRun(abc.ABC):
         # is no public way to ask; test_chain_fused.py notices when it goes.
         self._known = [(stage, stage.settings, getattr(stage, "_hash", None)) for stage in transformers]
         self._counting = [type(stage).advance is not FusedStage.advance for stage in self.stages]
+        self._relabelling = [type(stage).relabel is not FusedStage.relabel for stage in self.stages]
         self._dims, self._stream_dim = list(result.dims), result.stream_dim
         self._renames = self._dims != list(message.dims) or self._stream_dim != message.stream_dim
         self._shape, self._result_axis = tuple(result.data.shape), result.get_axis_idx(self._likeness.dim)
         self._dtype = ends.exit.settings.dtype if ends.exit is not None else None
         self._resident: Resident | None = None
-        # A first message has been through the stages one by one, so what is worked out from it can be compared.
-        self._axes = dict(message.axes)
 
     def __call__(self, message: AxisArray) -> AxisArray | None:
         """The result of *message*, or None where the stages have to run it one by one.
@@ -108,20 +124,28 @@ class FusedRun(abc.ABC):
         n_samples = self._likeness.n_samples(message)
         if not n_samples or not self._is_set_up() or not self._takes(n_samples):
             return None
-        if self._resident is None and not self._load():
+        resident = self._resident or self._load()
+        if resident is None:
             return None
-        arrays, counts = cast(Resident, self._resident)
-        steps = self._steps(n_samples, counts, message.axes)
+        steps = resident.ahead
+        if steps is None or steps.key[0] != n_samples:
+            steps = self._steps(n_samples, resident.counts)
         if steps is None or not self._is_ready(steps.key):
             return None
         if (entry := self.ends.entry) is not None:
             entry.bound_cache(message)
-        data, arrays = self._compute(message.data, arrays, steps)
+        begun = self._begin(message.data, resident.arrays, steps)
+        # While a device computes, all that the data are not needed for.
+        axes = message.axes
+        for stage, length, counts in steps.relabellings:
+            axes = stage.relabel(axes, length, counts)
+        ahead = self._steps_ahead(n_samples, steps.counts)
+        data, arrays = self._finish(begun)
         if self._renames:
-            result = replace(message, data=data, axes=steps.axes, dims=list(self._dims), stream_dim=self._stream_dim)
+            result = replace(message, data=data, axes=axes, dims=list(self._dims), stream_dim=self._stream_dim)
         else:
-            result = replace(message, data=data, axes=steps.axes)
-        self._resident = Resident(arrays, steps.counts)
+            result = replace(message, data=data, axes=axes)
+        self._resident = Resident(arrays, steps.counts, ahead)
         return result
 
     def is_like(self, message: AxisArray) -> bool:
@@ -138,7 +162,7 @@ class FusedRun(abc.ABC):
     def store(self) -> None:
         """Give the state back to the transformers."""
         if self._resident is not None:
-            arrays, counts = self._resident
+            arrays, counts, _ = self._resident
             self._resident = None
             for stage, held, count in zip(self.stages, self._for_transformers(arrays), counts, strict=False):
                 stage.store(held, count)
@@ -158,28 +182,41 @@ class FusedRun(abc.ABC):
                 return False
         return True
 
-    def _load(self) -> bool:
+    def _load(self) -> Resident | None:
+        """Take the state over from the transformers, if it can be."""
         loaded = []
         for stage in self.stages:
             if (state := stage.load()) is None:
-                return False
+                return None
             loaded.append(state)
-        self._resident = Resident(self._from_transformers([a for a, _ in loaded]), tuple(c for _, c in loaded))
-        return True
+        arrays = self._from_transformers([a for a, _ in loaded])
+        self._resident = Resident(arrays, tuple(c for _, c in loaded), None)
+        return self._resident
 
-    def _steps(self, n_samples: int, counts: tuple[Hashable, ...], axes: Axes) -> Steps | None:
-        length, variants, lengths, after = n_samples, [], [], []
-        for stage, is_counting, count in zip(self.stages, self._counting, counts, strict=False):
+    def _steps(self, n_samples: int, counts: tuple[Hashable, ...]) -> Steps | None:
+        length, variants, lengths, after, relabellings = n_samples, [], [], [], []
+        for stage, is_counting, relabels, count in zip(
+            self.stages, self._counting, self._relabelling, counts, strict=False
+        ):
+            if relabels:
+                relabellings.append(Relabelling(stage, length, count))
             variant = None
             if is_counting:
-                step = stage.advance(length, count, axes)
+                step = stage.advance(length, count)
                 if step is None:
                     return None
-                variant, length, count, axes = step
+                variant, length, count = step
             variants.append(variant)
             lengths.append(length)
             after.append(count)
-        return Steps((n_samples, tuple(variants)), tuple(lengths), tuple(after), axes)
+        return Steps((n_samples, tuple(variants)), tuple(lengths), tuple(after), tuple(relabellings))
+
+    def _steps_ahead(self, n_samples: int, counts: tuple[Hashable, ...]) -> Steps | None:
+        try:
+            return self._steps(n_samples, counts)
+        except Exception:
+            # This message is not lost for what the next one may meet.
+            return None
 
     def _result_shape(self, n_samples: int) -> tuple[int, ...]:
         axis = self._result_axis
@@ -208,13 +245,20 @@ class FusedRun(abc.ABC):
         """Whether the function for *key* is there."""
 
     @abc.abstractmethod
-    def _compute(self, data: Array, arrays: Arrays, steps: Steps) -> tuple[Array, Arrays]: ...
+    def _begin(self, data: Array, state: State, steps: Steps) -> Begun:
+        """Begin to compute, for a message with this *data*."""
 
     @abc.abstractmethod
-    def _from_transformers(self, arrays: Sequence[tuple[mx.array, ...]]) -> Arrays: ...
+    def _finish(self, begun: Begun) -> tuple[Array, State]:
+        """The data of the result, and the state after it."""
 
     @abc.abstractmethod
-    def _for_transformers(self, arrays: Arrays) -> Sequence[tuple[mx.array, ...]]: ...
+    def _from_transformers(self, arrays: Arrays) -> State:
+        """The state, from what the stages have loaded."""
+
+    @abc.abstractmethod
+    def _for_transformers(self, state: State) -> Sequence[tuple[mx.array, ...]]:
+        """What the stages store."""
 
 
 ON_ENTRY = frozenset(map(np.dtype, "? i1 u1 i2 u2 i4 u4 f2 f4 f8".split()))

@@ -31,14 +31,14 @@ class HostRun(FusedRun):
     def _is_ready(self, key: Key) -> bool:
         return True
 
-    def _compute(self, data: npt.NDArray | mx.array, arrays: Arrays, steps: Steps) -> tuple[Array, Arrays]:
+    def _begin(self, data: npt.NDArray | mx.array, state: Arrays, steps: Steps) -> tuple[Array, Arrays]:
         x = self._memory_for(data.shape)
         if self.ends.entry is None:
             data = np.asarray(data)
         # MLX says nothing of what overflows, so neither does this.
         with np.errstate(all="ignore"):
             np.copyto(x, data, casting="unsafe")
-            result, arrays = self._apply(x, arrays, steps.key[1], steps.lengths)
+            result, arrays = self._apply(x, state, steps.key[1], steps.lengths)
         y = np.empty(self._result_shape(0), np.float32) if result is None else cast(np.ndarray, result)
         if self.ends.exit is None:
             import mlx.core as mx
@@ -49,6 +49,9 @@ class HostRun(FusedRun):
         # The result owns its memory, as that of AsArray does.
         return (y if y.base is None and y is not x else y.copy()), arrays
 
+    def _finish(self, begun: tuple[Array, Arrays]) -> tuple[Array, Arrays]:
+        return begun
+
     def _memory_for(self, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
         scratch = self._scratch
         if scratch is None or scratch.shape != shape:
@@ -57,11 +60,11 @@ class HostRun(FusedRun):
                 self._scratch = scratch
         return scratch
 
-    def _from_transformers(self, arrays: Sequence[tuple[mx.array, ...]]) -> Arrays:
+    def _from_transformers(self, arrays: Arrays) -> Arrays:
         # Copies, since MLX frees its own when the transformers take others.
         return tuple(tuple(np.array(array) for array in held) for held in arrays)
 
-    def _for_transformers(self, arrays: Arrays) -> Sequence[tuple[mx.array, ...]]:
+    def _for_transformers(self, state: Arrays) -> Sequence[tuple[mx.array, ...]]:
         import mlx.core as mx
 
-        return [tuple(mx.array(array) for array in held) for held in arrays]
+        return [tuple(mx.array(array) for array in held) for held in state]

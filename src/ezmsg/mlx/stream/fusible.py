@@ -56,16 +56,14 @@ class Step(NamedTuple):
     counts: Hashable
     """The counts after the message."""
 
-    axes: Axes
-    """The axes of the result."""
-
 
 class FusedStage(Generic[TransformerT]):
     """One transformer as a function of float32 arrays and state, for messages that are like a given one.
 
     Alike are messages with the same dimensions, key, sampling rate, axes and channels; their length and offset differ.
     The state has two parts. *Arrays* go in and out of :meth:`apply`. *Counts* are whatever the transformer counts,
-    as one immutable value: :meth:`advance` works out from them, without data, what a message does.
+    as one immutable value: :meth:`advance` works out from them, without data, what a message does. It is asked ahead of
+    the message, while the device computes the one before.
 
     While a chain runs fused, it keeps both, and what :meth:`apply` returns becomes the state once the whole message has
     gone through. Before anything else is done with the transformer, :meth:`store` gives them back.
@@ -91,12 +89,22 @@ class FusedStage(Generic[TransformerT]):
         """
         raise NotImplementedError
 
-    def advance(self, n_samples: int, counts: Counts, axes: Axes) -> Step | None:
-        """What a message of *n_samples* with these *axes* does at these *counts*; without side effects.
+    def advance(self, n_samples: int, counts: Counts) -> Step | None:
+        """What a message of *n_samples* does at these *counts*; without side effects.
 
         None leaves the message to the stages one by one, and the transformer to whatever it does with it.
         """
-        return Step(None, n_samples, counts, axes)
+        return Step(None, n_samples, counts)
+
+    def relabel(self, axes: Axes, n_samples: int, counts: Counts) -> Axes:
+        """The axes of the result of a message with these *axes*, which are not changed.
+
+        Args:
+            axes: Those of the message, by their dimension.
+            n_samples: Its length.
+            counts: Those before it.
+        """
+        return axes
 
     def load(self) -> tuple[tuple[mx.array, ...], Counts] | None:
         """The state of the transformer, as arrays and counts; None where it is in one that cannot be fused."""

@@ -6,7 +6,6 @@ device, and not a part of the compiled function: otherwise each length would mea
 
 from __future__ import annotations
 
-import copy
 import math
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
@@ -45,8 +44,10 @@ class FusedBins(FusedStage[BinnedAggregateTransformer]):
 
     def __init__(self, transformer: BinnedAggregateTransformer, message: AxisArray) -> None:
         super().__init__(transformer, message)
-        self._schedule = copy.copy(_schedule_of(transformer))
-        self._room = math.ceil(self._schedule.spb) + 1
+        schedule = _schedule_of(transformer)
+        # Of a bin, in samples, which may be a fraction; and in seconds.
+        self._length, self._gain = schedule.spb, schedule.output_gain
+        self._room = math.ceil(schedule.spb) + 1
         self._others = message.data.shape[1:]
         self._operations = transformer._operations
         self._is_multiple = isinstance(transformer.settings.operation, tuple)
@@ -71,19 +72,29 @@ class FusedBins(FusedStage[BinnedAggregateTransformer]):
         # Sigproc has none before the first sample, and none right after a bin.
         state.carry = arrays[0][:n_open] if n_open else None
 
-    def advance(self, n_samples: int, counts: BinCounts, axes: Axes) -> Step:
+    def advance(self, n_samples: int, counts: BinCounts) -> Step:
+        """See :class:`FusedStage`."""
+        # As :class:`BinSchedule` does, which takes NumPy and ten times as long for the few bins of a message.
+        n_done, n_open = counts
+        length, work = self._length, n_open + n_samples
+        ends: list[int] = []
+        begin = int(n_done * length)
+        while (end := int((n_done + len(ends) + 1) * length) - begin) <= work:
+            ends.append(end)
+        n_left = work - ends[-1] if ends else work
+        variant = tuple(ends), n_open == 0 and n_left == 0 and bool(ends)
+        return Step(variant, len(ends), (n_done + len(ends), n_left))
+
+    def relabel(self, axes: Axes, n_samples: int, counts: BinCounts) -> Axes:
         """See :class:`FusedStage`."""
         # A chain fuses messages with a regular axis only.
-        schedule, axis = self._schedule, cast(LinearAxis, axes[self.dim])
+        axis, gain = cast(LinearAxis, axes[self.dim]), self._gain
         n_done, n_open = counts
-        schedule.n_bins_done, schedule.carry_count = n_done, n_open
-        step = schedule.advance(n_samples, axis.offset, axis.gain)
-        axes = {**axes, self.dim: replace(axis, gain=step.output_gain, offset=step.output_offset)}
+        offset = axis.offset - (int(n_done * self._length) + n_open) * axis.gain + n_done * gain
+        axes = {**axes, self.dim: replace(axis, gain=gain, offset=offset)}
         if self._is_multiple:
             axes[self.transformer.settings.newaxis] = cast(AxisBase, self.transformer.state.metric_axis)
-        is_aligned = n_open == 0 and step.carry_count == 0 and step.n_bins > 0
-        variant = tuple(step.cut_points), is_aligned
-        return Step(variant, step.n_bins, (schedule.n_bins_done, schedule.carry_count), axes)
+        return axes
 
     def apply(
         self, x: Array, arrays: tuple[Array, ...], variant: tuple[tuple[int, ...], bool]
@@ -204,16 +215,20 @@ class FusedDownsample(FusedStage[DownsampleTransformer]):
         """See :class:`FusedStage`."""
         self.transformer.state.s_idx = counts
 
-    def advance(self, n_samples: int, counts: int, axes: Axes) -> Step:
+    def advance(self, n_samples: int, counts: int) -> Step:
+        """See :class:`FusedStage`."""
+        q = self.transformer.state.q
+        n_kept = max(-(-(n_samples - -counts % q) // q), 0)
+        if n_samples > 0:
+            counts = (counts + n_samples - 1) % q + 1
+        return Step((n_samples, n_kept), n_kept, counts)
+
+    def relabel(self, axes: Axes, n_samples: int, counts: int) -> Axes:
         """See :class:`FusedStage`."""
         q, axis = self.transformer.state.q, cast(LinearAxis, axes[self.dim])
         first = -counts % q
-        n_kept = max(-(-(n_samples - first) // q), 0)
-        if n_samples > 0:
-            counts = (counts + n_samples - 1) % q + 1
-        offset = axis.offset + axis.gain * (first if n_kept else 0)
-        axes = {**axes, self.dim: replace(axis, gain=axis.gain * q, offset=offset)}
-        return Step((n_samples, n_kept), n_kept, counts, axes)
+        offset = axis.offset + axis.gain * (first if first < n_samples else 0)
+        return {**axes, self.dim: replace(axis, gain=axis.gain * q, offset=offset)}
 
     def apply(self, x: Array, arrays: tuple[Array, ...], variant: tuple[int, int]) -> tuple[Array, tuple[Array, ...]]:
         """See :class:`FusedStage`."""

@@ -18,7 +18,7 @@ from ...filterbydesign import FilterByDesign
 from ...kernels import Recurrence, default_path, kernel
 from ...scaler import AdaptiveStandardScalerTransformer
 from ...stream.device import uses_gpu
-from ...stream.fusible import Array, Axes, FusedStage, Step, fusion_of
+from ...stream.fusible import Array, FusedStage, Step, fusion_of
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -79,14 +79,14 @@ class FusedAverage(FusedStage[EWMATransformer]):
         state = self.transformer.state
         (state.zi,), state.n_seen = arrays, counts
 
-    def advance(self, n_samples: int, counts: int, axes: Axes) -> Step | None:
+    def advance(self, n_samples: int, counts: int) -> Step | None:
         """See :class:`FusedStage`."""
         if not self._accumulates:
-            return Step(None, n_samples, counts, axes)
+            return Step(None, n_samples, counts)
         counts += n_samples
         # The transformer itself looks whether the weights have settled.
         is_left = counts >= self.transformer.state.next_weight_check
-        return None if is_left else Step(None, n_samples, counts, axes)
+        return None if is_left else Step(None, n_samples, counts)
 
     def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
         """See :class:`FusedStage`."""
@@ -137,9 +137,9 @@ class FusedScores(FusedStage[AdaptiveStandardScalerTransformer]):
         state = self.transformer.state
         (state.zi,), state.n_seen = arrays, counts
 
-    def advance(self, n_samples: int, counts: int, axes: Axes) -> Step:
+    def advance(self, n_samples: int, counts: int) -> Step:
         """See :class:`FusedStage`."""
-        return Step(None, n_samples, counts + n_samples if self._accumulates else counts, axes)
+        return Step(None, n_samples, counts + n_samples if self._accumulates else counts)
 
     def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
         """See :class:`FusedStage`."""

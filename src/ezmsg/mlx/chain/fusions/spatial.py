@@ -10,7 +10,7 @@ from ezmsg.sigproc.affinetransform import AffineTransformTransformer, CommonRere
 from ezmsg.sigproc.aggregate import AggregateTransformer, AggregationFunction
 from ezmsg.util.messages.axisarray import AxisArray
 
-from ...stream.fusible import Array, Axes, FusedStage, Step, fusion_of
+from ...stream.fusible import Array, Axes, FusedStage, fusion_of
 from .loops import subtract_row_means
 
 if TYPE_CHECKING:
@@ -71,10 +71,10 @@ class FusedAffine(FusedStage[AffineTransformTransformer]):
         # ezmsg-sigproc declares NumPy's only, and keeps them in the array library of the messages.
         return (cast("mx.array", state.weights),), None
 
-    def advance(self, n_samples: int, counts: None, axes: Axes) -> Step:
+    def relabel(self, axes: Axes, n_samples: int, counts: None) -> Axes:
         """See :class:`FusedStage`."""
         new_axis = self.transformer.state.new_axis
-        return Step(None, n_samples, counts, axes if new_axis is None else {**axes, self._name: new_axis})
+        return axes if new_axis is None else {**axes, self._name: new_axis}
 
     def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
         """See :class:`FusedStage`."""
@@ -110,10 +110,9 @@ class FusedAggregate(FusedStage[AggregateTransformer]):
         super().__init__(transformer, message)
         self._reduced = message.get_axis_idx(transformer.settings.axis)
 
-    def advance(self, n_samples: int, counts: None, axes: Axes) -> Step:
+    def relabel(self, axes: Axes, n_samples: int, counts: None) -> Axes:
         """See :class:`FusedStage`."""
-        kept = {name: axis for name, axis in axes.items() if name != self.transformer.settings.axis}
-        return Step(None, n_samples, counts, kept)
+        return {name: axis for name, axis in axes.items() if name != self.transformer.settings.axis}
 
     def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
         """See :class:`FusedStage`."""
