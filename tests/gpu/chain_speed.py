@@ -3,6 +3,10 @@
 First the bare chain, from int16 on the host to features on the host: fused, stage by stage, and the same work in
 PyTorch as one CUDA graph (where PyTorch is installed), in turns and from the start of a stream, while averages are
 corrected for it. Then the graph of three processes, as fast as it goes and in real time. Under four minutes.
+
+``--quick`` leaves out the graphs and says where the time of a message goes instead: the upload, the call of the
+compiled function, its start on the device, the wait for it, reading the result, and Python around all that; and how
+fast it is where MLX launches kernels one by one. Under a minute.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import functools
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -34,12 +39,13 @@ RATE = latency.RATE
 HELD_TO = {"30 × 256": 200, "30 × 1024": 200, "300 × 256": 200}
 CHANNELS_TIMES_REAL_TIME = {"128 × 1024": 25_000, "3000 × 4096": 80_000}
 SHAPES = ((30, 256), (30, 1024), (300, 256), (128, 1024), (3000, 1024), (3000, 4096))
+QUICK_SHAPES = ((30, 256), (30, 1024), (300, 256), (128, 1024), (3000, 4096))
 Run = Callable[[AxisArray], np.ndarray]
 
 
 def messages_of(n_samples: int, n_channels: int, n: int) -> list[AxisArray]:
     rng = np.random.default_rng(0)
-    blocks = [rng.normal(0.0, 200.0, (n_samples, n_channels)).astype(np.int16) for _ in range(8)]
+    blocks = [rng.integers(-350, 350, (n_samples, n_channels), np.int16) for _ in range(8)]
     channels = AxisArray.CoordinateAxis(data=np.array([f"ch{i}" for i in range(n_channels)]), dims=["ch"])
     return [
         AxisArray(
@@ -115,7 +121,7 @@ def torch_graph(n_samples: int, n_channels: int, n_bins: int) -> Run | None:
     return run
 
 
-def bare(shapes: list[tuple[int, int]], n_messages: int) -> list[dict]:
+def bare(shapes: list[tuple[int, int]], n_messages: int, takes_apart: bool = False) -> list[dict]:
     rows = []
     for n_samples, n_channels in shapes:
         bin_duration = min(n_samples, 300) / RATE
@@ -158,6 +164,74 @@ def bare(shapes: list[tuple[int, int]], n_messages: int) -> list[dict]:
                 f"channels x real time {row['channels_times_real_time']:8}  {held if name == 'fused' else ''}",
                 flush=True,
             )
+        if takes_apart:
+            fused = next(row for row in rows if row["shape"] == shape and row["way"] == "fused")
+            fused["parts"] = parts_of(chain, messages[-200:], fused["us"])
+            print(f"{'':14}{json.dumps(fused['parts'])}", flush=True)
+    return rows
+
+
+def parts_of(chain: mlx.ChainTransformer, messages: list[AxisArray], whole: float) -> dict[str, float]:
+    """Medians of the parts of a message in microseconds, each taken by itself; nothing where it is not compiled."""
+    import mlx.core as mx
+
+    from ezmsg.mlx.chain.compiledrun import CompiledRun
+    from ezmsg.mlx.stream.convert import numpy_to_mlx
+
+    run = chain._runner._found[0][0]
+    if not isinstance(run, CompiledRun) or run._staging is None:
+        return {}
+    state, counts, _ = run._resident
+    steps = run._steps(len(messages[0].data), counts)
+    function = run._functions[steps.key]
+    times: dict[str, list[float]] = {}
+
+    def took(name: str, since: float) -> float:
+        now = time.perf_counter()
+        times.setdefault(name, []).append(1e6 * (now - since))
+        return time.perf_counter()
+
+    for message in messages:
+        at = time.perf_counter()
+        x = run._staging.filled(message.data)
+        at = took("upload", at)
+        outputs = function(x, *state)
+        at = took("call", at)
+        mx.async_eval(outputs)
+        at = took("start", at)
+        y = outputs.pop()
+        mx.eval(y)
+        at = took("wait", at)
+        np.array(y)
+        took("read", at)
+        state = outputs
+    # Beside the upload above: what it would be to new memory, and without MLX.
+    for message in messages:
+        at = time.perf_counter()
+        x, _ = numpy_to_mlx(message.data)
+        took("upload to new memory", at)
+        del x
+    for message in messages:
+        at = time.perf_counter()
+        message.data.copy()
+        took("copy on the host", at)
+    parts = {name: round(float(np.median(values)), 1) for name, values in times.items()}
+    around = whole - sum(parts[name] for name in ("upload", "call", "start", "wait", "read"))
+    return {**parts, "Python around": round(around, 1)}
+
+
+def without_graphs(out: str, quick: bool) -> list[dict]:
+    """The bare chain in a process of its own in which MLX launches kernels one by one; it reads that at its start."""
+    command = [sys.executable, __file__, "--bare", "30x256,300x256", "--out", out, "--name", "chain_speed_no_graphs"]
+    command += ["--quick"] if quick else []
+    done = subprocess.run(command, env=os.environ | {"MLX_USE_CUDA_GRAPHS": "0"}, capture_output=True, text=True)
+    if done.returncode:
+        print(f"without CUDA graphs: {done.stderr[-1000:]}")
+        return []
+    rows = json.loads((Path(out) / "chain_speed_no_graphs.json").read_text())["rows"]
+    for row in rows:
+        row["way"] += ", no CUDA graphs in MLX"
+        print(json.dumps(row, ensure_ascii=False), flush=True)
     return rows
 
 
@@ -183,13 +257,23 @@ def main() -> int:
     parser.add_argument("--out", default=os.environ.get("OUT", "."), help="folder for chain_speed.json [$OUT, or here]")
     parser.add_argument("--minutes", type=float, default=1.0, help="length of the graph in real time [1]")
     parser.add_argument("--messages", type=int, default=2000, help="of a short shape, for the bare chain [2000]")
+    parser.add_argument("--quick", action="store_true", help="no graphs, and where the time of a message goes")
+    parser.add_argument("--bare", metavar="30x256,...", help="the bare chain only, with these samples x channels")
+    parser.add_argument("--name", default="chain_speed", help="of the file, without .json [chain_speed]")
     parser.add_argument("--tiny", action="store_true", help="small shapes and short streams, to see that it runs")
     options = parser.parse_args()
-    if options.tiny:
-        rows = bare([(30, 8), (300, 8)], 60)
-        graph_rows = graphs(1.0, 1 / 60, ((300, 8), (30, 8)))
+    takes_apart, n_messages = options.quick, min(options.messages, 1000) if options.quick else options.messages
+    graph_rows: list[dict] = []
+    if options.bare:
+        shapes = [tuple(map(int, shape.split("x"))) for shape in options.bare.split(",")]
+        rows = bare(shapes, n_messages, takes_apart)
+    elif options.tiny:
+        rows = bare([(30, 8), (300, 8)], 60, takes_apart)
+        graph_rows = [] if options.quick else graphs(1.0, 1 / 60, ((300, 8), (30, 8)))
+    elif options.quick:
+        rows = bare(list(QUICK_SHAPES), n_messages, takes_apart) + without_graphs(options.out, quick=True)
     else:
-        rows = bare(list(SHAPES), options.messages)
+        rows = bare(list(SHAPES), n_messages)
         graph_rows = graphs(60.0, options.minutes, ((300, 256), (30, 1024)))
     import mlx.core as mx
 
@@ -215,7 +299,7 @@ def main() -> int:
         "rows": rows,
         "graphs": graph_rows,
     }
-    path = Path(options.out) / "chain_speed.json"
+    path = Path(options.out) / f"{options.name}.json"
     path.write_text(json.dumps(made, indent=2, ensure_ascii=False) + "\n")
     print(f"written to {path}")
     return 0

@@ -24,6 +24,7 @@ from ezmsg.mlx import (
 )
 from ezmsg.mlx.chain import compiledrun
 from ezmsg.mlx.chain.fusedrun import FusedRun
+from ezmsg.mlx.chain.staging import Staging
 from ezmsg.mlx.stream.fusible import FusedStage, fusion_of
 
 PATHS = ("kernels", "ewma", "filter", "scaler", "chain.fusions.recurrences")
@@ -264,6 +265,20 @@ def test_a_message_is_one_evaluation(monkeypatch, request):
     for message in messages[4:8] + messages[12:]:
         chain(message)
     assert len(evaluations) == 8
+
+
+def test_memory_is_written_to_again_only_when_the_device_has_read_it(monkeypatch, request):
+    """A message that closes no bin is not waited for, so that the next one must have memory of its own."""
+    request.addfinalizer(mx.enable_compile)
+    run_as_on_a_gpu(monkeypatch)
+    filled, staged = Staging.filled, []
+    monkeypatch.setattr(Staging, "filled", lambda self, data: (staged.append(data), filled(self, data))[1])
+    messages = chains.stream([60] * 4 + [30] * 12)
+    compare(chains.make(["square", "bins"]), chains.make(["square", "bins"]), messages, exact=False)
+    # Three of 60 samples; of those of 30 the first after each bin, which closes none. A length is compiled when it
+    # comes for the second time, here with the one that closes a bin.
+    expected = [*range(1, 4), 5, *range(6, 16, 2)]
+    assert [number for number, message in enumerate(messages) if any(message.data is x for x in staged)] == expected
 
 
 def test_what_is_in_flight_is_bounded(monkeypatch, request):

@@ -17,13 +17,15 @@ from ezmsg.util.messages.axisarray import AxisArray
 from ..memory.shapes import note_compiled
 from ..stream.convert import mlx_to_numpy, numpy_to_mlx
 from ..stream.fusible import Array, FusedStage
+from ..stream.hostpages import keep_on_host
 from .fusedrun import Arrays, Configured, Ends, FusedRun, Key, Resident, Steps
+from .staging import DTYPES, Staging
 
 Flat: TypeAlias = list[mx.array]
 """The arrays of all stages in a row."""
 
-Begun: TypeAlias = tuple[list[mx.array], bool]
-"""The arrays after the message and, if the second is true, the result."""
+Begun: TypeAlias = tuple[list[mx.array], bool, bool]
+"""The arrays after the message and, if the second is true, the result; and whether that is :data:`SMALL`."""
 
 MOST_FUNCTIONS = 24
 """Functions that one run compiles: MLX keeps each for good."""
@@ -37,6 +39,9 @@ compilation."""
 
 MOST_IN_FLIGHT_MIB = 64.0
 """Data that the device has been given and whose results have not been waited for, in MiB."""
+
+SMALL = 0.25
+"""Share of a message's values up to which a result is small."""
 
 _LOOKAHEAD = 256
 """Messages whose variants are worked out ahead."""
@@ -75,8 +80,9 @@ class CompiledRun(FusedRun):
         self._functions: dict[Key, Callable[..., list[mx.array]]] = {}
         self._sizes: tuple[int, ...] = ()
         self._in_flight = 0.0
-        entry = self.ends.entry
-        self._uploads_as_is = entry is not None and message.data.dtype in map(np.dtype, ("i1", "u1", "i2", "u2"))
+        self._is_narrow = self.ends.entry is not None and message.data.dtype in DTYPES
+        self._staging = Staging() if self._is_narrow and self.ends.exit is not None else None
+        self._is_idle = True
 
     def compile_ahead(self) -> None:
         """Compile what is known to come, at the start of a stream; it takes seconds the first time on a machine."""
@@ -141,7 +147,7 @@ class CompiledRun(FusedRun):
         # Of zeros, and the state as it is: compiled and run once, and forgotten.
         likeness, n_samples = self._likeness, steps.key[0]
         shape = likeness.shape(n_samples)
-        x = mx.zeros(shape, getattr(mx, str(likeness.dtype)) if self._uploads_as_is else mx.float32)
+        x = mx.zeros(shape, getattr(mx, str(likeness.dtype)) if self._is_narrow else mx.float32)
         mx.eval(function(x, *cast(Resident, self._resident).arrays))
         return function
 
@@ -152,23 +158,30 @@ class CompiledRun(FusedRun):
     def _begin(self, data: npt.NDArray | mx.array, state: Flat, steps: Steps) -> Begun:
         if self.ends.entry is None:
             x = cast(mx.array, data)
+        elif self._staging is not None and self._is_idle:
+            # The device has read what was there, since the result has been waited for.
+            x, self._is_idle = self._staging.filled(cast(np.ndarray, data)), False
         else:
             # Narrow integers are widened on the device, by the compiled function.
-            x, _ = numpy_to_mlx(cast(np.ndarray, data), None if self._uploads_as_is else "float32")
+            x, _ = numpy_to_mlx(cast(np.ndarray, data), None if self._is_narrow else "float32")
         outputs = self._functions[steps.key](x, *state)
         has_result = steps.lengths[-1] > 0
         if has_result and self.ends.exit is not None:
             mx.async_eval(outputs)
         else:
             self._hand_over(outputs, x.nbytes)
-        return outputs, has_result
+        return outputs, has_result, has_result and outputs[-1].size <= SMALL * x.size
 
     def _finish(self, begun: Begun) -> tuple[Array, Flat]:
-        outputs, has_result = begun
+        outputs, has_result, is_small = begun
         y = outputs.pop() if has_result else None
         if y is not None and self.ends.exit is not None:
-            self._in_flight = 0.0
-            return mlx_to_numpy(y, self._dtype), outputs
+            result = mlx_to_numpy(y, self._dtype)
+            self._in_flight, self._is_idle = 0.0, True
+            if is_small:
+                # MLX's cache gives its memory to the next result, and to nothing of the size of a message.
+                keep_on_host(y, least=1)
+            return result, outputs
         if y is not None:
             return y, outputs
         empty = self._result_shape(0)
@@ -186,7 +199,7 @@ class CompiledRun(FusedRun):
 
     def _from_transformers(self, arrays: Arrays) -> Flat:
         self._sizes = tuple(map(len, arrays))
-        return [array for held in cast("Sequence[Sequence[mx.array]]", arrays) for array in held]
+        return [array for held in cast("Sequence[tuple[mx.array, ...]]", arrays) for array in held]
 
     def _for_transformers(self, state: Flat) -> Sequence[tuple[mx.array, ...]]:
         return _grouped(state, self._sizes)

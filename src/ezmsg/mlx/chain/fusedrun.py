@@ -17,7 +17,7 @@ from .likeness import Likeness
 if TYPE_CHECKING:
     import mlx.core as mx
 
-Arrays: TypeAlias = Sequence[Sequence[Array]]
+Arrays: TypeAlias = Sequence[tuple[Array, ...]]
 """The arrays of each stage."""
 
 State: TypeAlias = Any

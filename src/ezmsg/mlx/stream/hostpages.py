@@ -3,7 +3,8 @@
 MLX's CUDA backend uploads through managed memory: the host writes the buffer, the GPU's first access faults its
 pages over to the device, and the host's next write to the recycled buffer faults them back. For short messages that
 takes longer than the upload itself. With the pages pinned to the host by an advice to the driver, the GPU reads each of
-them once over the bus. The advice changes where pages live, never what they hold, and nothing depends on it.
+them once over the bus. Small results that the host reads are the same the other way round. The advice changes where
+pages live, never what they hold, and nothing depends on it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
 PAGE = 16 * 1024
-"""Size in bytes that MLX's CUDA allocator rounds to; smaller buffers share a page with others."""
+"""Size in bytes that MLX's CUDA allocator rounds to. Below, it takes powers of two, so that all above half of it get as
+much. Smaller buffers share a page with others."""
 
 # From cuda.h: CUmem_advise and the device number of the host.
 _SET_PREFERRED_LOCATION = 3
@@ -47,20 +49,22 @@ def _advise() -> Callable[[int, int, int, int], int] | None:
     return function
 
 
-def keep_on_host(uploaded: mx.array) -> mx.array:
-    """Advise the driver to leave the memory of *uploaded* on the host and let the GPU read it there.
+def keep_on_host(array: mx.array, least: int = PAGE // 2 + 1) -> mx.array:
+    """Advise the driver to leave the memory of *array* on the host, and let the GPU read and write it there.
 
     Args:
-        uploaded: An array that MLX has just copied from host memory, not yet used on the device.
+        array: One that MLX has just copied from host memory and the device has not used, or one that has been read on
+            the host.
+        least: Size in bytes from which on arrays are worth it. By default, those with pages of their own.
 
     Returns:
-        *uploaded*. Without CUDA, and for arrays below :data:`PAGE`, nothing is done.
+        *array*. Without CUDA, and for smaller ones, nothing is done.
     """
     advise = _advise()
-    if advise is None or uploaded.nbytes < PAGE:
-        return uploaded
-    address = np.asarray(uploaded).__array_interface__["data"][0]
-    size = -(-uploaded.nbytes // PAGE) * PAGE
+    if advise is None or array.nbytes < least:
+        return array
+    address = np.asarray(array).__array_interface__["data"][0]
+    size = -(-array.nbytes // PAGE) * PAGE
     # MLX recycles its buffers, so the same few addresses come again, and each keeps its advice.
     if _advised.get(address, 0) < size:
         if len(_advised) >= _MOST_ADVISED:
@@ -68,4 +72,4 @@ def keep_on_host(uploaded: mx.array) -> mx.array:
         _advised[address] = size
         advise(address, size, _SET_PREFERRED_LOCATION, _HOST)
         advise(address, size, _SET_ACCESSED_BY, _FIRST_DEVICE)
-    return uploaded
+    return array
