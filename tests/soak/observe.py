@@ -99,12 +99,18 @@ class Observer:
 
     def left(self) -> list[str]:
         """Processes and segments that are still there."""
-        deadline = time.monotonic() + 5.0
-        # A process that has handed on its result may take a moment to end.
-        while (processes := self._processes()) and time.monotonic() < deadline:
+        deadline = time.monotonic() + 30.0
+        # A process that has handed on its result may take a moment to end, and so may what removes its segments.
+        while (found := self._found()) and time.monotonic() < deadline:
             time.sleep(0.1)
-        segments = sorted(path.name for path in self._segments if path.exists())
-        return [f"process {p.pid} ({' '.join(p.cmdline()[:4])})" for p in processes] + segments
+        return found
+
+    def _found(self) -> list[str]:
+        found = []
+        for process in self._processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.append(f"process {process.pid} ({' '.join(process.cmdline()[:4])})")
+        return found + sorted(path.name for path in self._segments if path.exists())
 
     def show_stacks(self) -> None:
         """Let the processes print the stacks of their threads; see Watch."""
@@ -164,16 +170,19 @@ class Visitor:
                 # The graph has ended.
                 continue
             except Exception as error:
-                self.errors.append(repr(error))
+                # While it ends, a connection may break in the middle of an answer.
+                if len(self.observer.running()) == 3:
+                    self.errors.append(repr(error))
 
     async def _visit(self) -> None:
         n_rows = 0
         async with GraphContext(self.address, auto_start=False) as context:
             subscriber = await context.subscriber(self.TOPIC)
             ends_at = time.monotonic() + self._rng.uniform(1.0, 3.0)
-            while (remaining := ends_at - time.monotonic()) > 0:
+            # At least until a row has come, which may take longer on a busy machine.
+            while (not n_rows or time.monotonic() < ends_at) and not self.observer.stopped.is_set():
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(subscriber.recv(), remaining)
+                    await asyncio.wait_for(subscriber.recv(), 0.25)
                     n_rows += 1
         # Otherwise the graph ended meanwhile.
         if len(self.observer.running()) == 3:

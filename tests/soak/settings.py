@@ -14,17 +14,21 @@ RELEASE_AFTER_IDLE = 1.0
 POWER_SECONDS = (0.1, 0.02)
 """Time constants of the last average that are set in turns."""
 
-VISITED = "visited"
-"""File in the folder of a run that is there once the monitor has had a visitor."""
+VISITED, TAKEN = "visited", "taken"
+"""Files in the folder of a run that are there once the monitor has had a visitor, and once new settings were seen. The
+source sends its last message after that."""
 
-VISITOR_WITHIN = 45.0
-"""Seconds that the source goes on for, at most, if there was none when its time is up."""
+AWAITED_FOR = 45.0
+"""Seconds that the source goes on for, at most, where it goes by time."""
 
 
 class SoakSettings(ez.Settings):
     folder: str
     seconds: float
     """Wall time after which the source sends its last message."""
+
+    n_messages: int = 0
+    """If not 0, the source sends its last message after so many, however long that takes."""
 
     seed: int = 0
     change_every: int = 300

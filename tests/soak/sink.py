@@ -11,7 +11,7 @@ from ezmsg.util.messages.axisarray import AxisArray
 
 from ezmsg.mlx import AsArraySettings, EWMASettings
 from soak.reference import Average, Bins, is_close
-from soak.settings import LIMITS_MB, POWER_SECONDS, SoakSettings, span
+from soak.settings import LIMITS_MB, POWER_SECONDS, TAKEN, SoakSettings, span
 from soak.stream import N_CHANNELS, Stream
 from soak.watch import Watch, WatchSettings
 
@@ -99,6 +99,7 @@ class Sink(Watch):
             if is_close(y, anew, TOLERANCE):
                 self.power, expected, self.pending = power, anew, None
                 self.n_taken += 1
+                (self.folder / TAKEN).touch()
         self.n_pending = 0 if self.pending is None else self.n_pending + 1
         if self.n_pending == TAKEN_WITHIN:
             self._complain(f"changed settings had no effect by sample {stop}")

@@ -12,7 +12,7 @@ import ezmsg.core as ez
 import numpy as np
 from ezmsg.util.messages.axisarray import AxisArray
 
-from soak.settings import VISITED, VISITOR_WITHIN, SoakSettings
+from soak.settings import AWAITED_FOR, TAKEN, VISITED, SoakSettings
 from soak.stream import LONGEST, N_CHANNELS, RATE, Stream
 from soak.watch import Watch, WatchSettings
 
@@ -33,7 +33,7 @@ class Source(ez.Unit):
         last = False
         while not last:
             await asyncio.sleep(stream.pause(number))
-            last = self._is_over(time.monotonic() - started_at)
+            last = self._is_over(time.monotonic() - started_at, number)
             stop = start + (stream.length(number) or last)
             fault = self.SETTINGS.fault if number % 250 == 249 else ""
             if fault == "skip":
@@ -53,11 +53,13 @@ class Source(ez.Unit):
                 yield self.OUTPUT_SIGNAL, message
             start, number = stop, number + 1
 
-    def _is_over(self, seconds: float) -> bool:
-        """Whether the time is up; on a busy machine a short run waits for its first visitor."""
-        if seconds < self.SETTINGS.seconds:
+    def _is_over(self, seconds: float, number: int) -> bool:
+        """Whether all that was asked for has been sent, and what has to happen meanwhile has happened."""
+        settings = self.SETTINGS
+        if number < settings.n_messages or (not settings.n_messages and seconds < settings.seconds):
             return False
-        return seconds >= self.SETTINGS.seconds + VISITOR_WITHIN or (Path(self.SETTINGS.folder) / VISITED).exists()
+        is_late = not settings.n_messages and seconds >= settings.seconds + AWAITED_FOR
+        return is_late or all((Path(settings.folder) / name).exists() for name in (VISITED, TAKEN))
 
 
 def leave_segment() -> SharedMemory:

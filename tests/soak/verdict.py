@@ -57,7 +57,7 @@ def problems(status: int | None, reports: Reports, observer: Observer, visitor: 
         for quantity, words in QUANTITIES.items():
             first, last = observer.first_and_last(name, quantity)
             # Shared memory cannot be told everywhere.
-            is_unknown = quantity == "shared" and math.isnan(first)
+            is_unknown = math.isnan(first) and (quantity == "shared" or observer.settled_after == math.inf)
             if not is_unknown and not last - first <= growth_allowed(quantity, first, observer.settled_after):
                 found.append(f"the {words} of {name} grew from {first:.1f} to {last:.1f} MiB")
     return found
@@ -86,7 +86,7 @@ def print_table(reports: Reports, observer: Observer, visitor: Visitor, left: li
         ),
         ("one buffer", f"{LONGEST_MIB:.1f} MiB"),
     ]
-    for name in PROCESSES:
+    for name in PROCESSES if math.isfinite(observer.settled_after) else ():
         for quantity, words in QUANTITIES.items():
             first, last = observer.first_and_last(name, quantity)
             rows.append((f"{name}: {words} at {observer.settled_after:.0f} s, at end", f"{first:.1f}, {last:.1f} MiB"))

@@ -7,7 +7,8 @@ lengths fill the cache.
 """
 
 from .monitor import MemoryMonitor, MemoryMonitorProducer, MemoryMonitorSettings, MemoryMonitorState
-from .shapes import LengthUse, NodeShapes, ShapeReport, shape_report
+from .shapereport import LengthUse, NodeShapes, ShapeReport
+from .shapes import shape_report
 from .snapshot import MEMORY_METRICS, MemorySnapshot, memory_snapshot
 
 __all__ = [

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import math
 import statistics
 import sys
 import threading
 import weakref
 from collections.abc import Iterable
-from typing import Any
 
 import ezmsg.core as ez
 from ezmsg.baseproc import resolve_stream_dim
@@ -18,8 +16,8 @@ from ezmsg.util.messages.axisarray import AxisArray
 
 from ..cache import MIB
 from ..stream.device import gpu_backend
-from ..stream.plancaches import PlanCaches, plan_caches
-from ..stream.sizes import suggested_sizes
+from ..stream.plancaches import plan_caches
+from .shapereport import LengthUse, NodeShapes, ShapeReport, plans_in_words
 
 WARN_AT_LENGTHS = 32
 """A node that has met so many lengths is warned about, once in the process."""
@@ -27,130 +25,8 @@ WARN_AT_LENGTHS = 32
 MOST_SHAPES = 4096
 """So many shapes of a node are kept apart; messages of further ones are counted together."""
 
-MOST_IN_SUMMARY = 12
-"""Lengths of a node, and nodes, in :meth:`ShapeReport.summary`, which has to fit into a slot of shared memory."""
-
 # Where nothing was measured: the input, and one result as large.
 _BYTES_IN_CACHE_PER_BYTE = 2.0
-
-
-@dataclasses.dataclass(frozen=True)
-class LengthUse:
-    """The messages of one length."""
-
-    length: int
-    """Along the stream dimension, in samples."""
-
-    n_messages: int
-
-    estimate_mb: float
-    """An estimate of the MiB that its buffers take in MLX's cache as long as they stay there: by how much the cache had
-    grown when the next length came, or, where it was full, as much for each byte of the message as other lengths."""
-
-
-@dataclasses.dataclass(frozen=True)
-class NodeShapes:
-    """What one converting node has met."""
-
-    node: str
-    n_messages: int
-    lengths: tuple[LengthUse, ...]
-    """The length with the largest estimate first."""
-
-    n_not_kept: int = 0
-    """Messages of lengths beyond the first :data:`MOST_SHAPES`."""
-
-    @property
-    def n_lengths(self) -> int:
-        """How many different lengths it has met."""
-        return len(self.lengths)
-
-    @property
-    def steady(self) -> LengthUse | None:
-        """The most common length."""
-        return max(self.lengths, key=lambda use: (use.n_messages, -use.length), default=None)
-
-    @property
-    def steady_share(self) -> float:
-        """Share of the messages that have the most common length, 0 to 1."""
-        return self.steady.n_messages / self.n_messages if self.steady else 0.0
-
-    @property
-    def once(self) -> tuple[int, ...]:
-        """The lengths that came once, in samples, in increasing order."""
-        return tuple(sorted(use.length for use in self.lengths if use.n_messages == 1))
-
-    @property
-    def rechunk_sizes(self) -> tuple[int, ...]:
-        """``sizes`` of :obj:`ezmsg.mlx.RechunkSettings` that would leave few lengths."""
-        return suggested_sizes({use.length: use.n_messages for use in self.lengths})
-
-
-@dataclasses.dataclass(frozen=True)
-class ShapeReport:
-    """Which message lengths fill MLX's caches in this process. Print it for a table."""
-
-    nodes: tuple[NodeShapes, ...]
-    """One for each living node that converts to MLX, the one with the most lengths first."""
-
-    cache_mb: float
-    """MLX's buffer cache now, in MiB."""
-
-    compiled: tuple[tuple[int, ...], ...]
-    """For each run of fused stages, the lengths that it is compiled for, in samples."""
-
-    plans: PlanCaches | None
-    """MLX's caches of plans on CUDA; None elsewhere. How many of their entries are in use is not known: a length that
-    goes through an FFT or a convolution takes one at least."""
-
-    @property
-    def n_lengths(self) -> int:
-        """How many different lengths the process has met."""
-        return len({use.length for node in self.nodes for use in node.lengths})
-
-    def summary(self, most: int = MOST_IN_SUMMARY) -> dict[str, Any]:
-        """The report as dictionaries of a bounded size, to be sent with a message.
-
-        Args:
-            most: So many lengths of a node at most: the most common one, then those with the largest estimates.
-
-        Returns:
-            ``cache_mb``, ``n_lengths``, ``compiled`` and ``nodes``; each of those has ``node``, ``n_messages``,
-            ``n_lengths``, ``n_once`` and ``lengths``, dictionaries of :class:`LengthUse`.
-        """
-        nodes = []
-        for node in self.nodes[:MOST_IN_SUMMARY]:
-            steady = node.steady
-            lengths = sorted(node.lengths, key=lambda use: use is not steady)[:most]
-            nodes.append(
-                {
-                    "node": node.node,
-                    "n_messages": node.n_messages,
-                    "n_lengths": node.n_lengths,
-                    "n_once": len(node.once),
-                    "lengths": [dataclasses.asdict(use) for use in lengths],
-                }
-            )
-        return {"cache_mb": self.cache_mb, "n_lengths": self.n_lengths, "compiled": self.compiled, "nodes": nodes}
-
-    def __str__(self) -> str:
-        lines = [f"MLX's buffer cache: {self.cache_mb:.0f} MiB; {self.n_lengths} message lengths in this process"]
-        for node in self.nodes:
-            if (steady := node.steady) is None:
-                continue
-            lines += [
-                f"{node.node}: {node.n_lengths} lengths in {node.n_messages} messages, {len(node.once)} of them once; "
-                f"{node.steady_share:.1%} of the messages have {steady.length} samples",
-                "    samples  messages  MiB (estimate)",
-                *(f"    {use.length:7}  {use.n_messages:8}  {use.estimate_mb:.1f}" for use in node.lengths[:10]),
-            ]
-            if node.n_lengths > 10:
-                rest = sum(use.estimate_mb for use in node.lengths[10:])
-                lines.append(f"    {node.n_lengths - 10} more lengths     {rest:.1f}")
-        lines += [f"A fused run is compiled for {', '.join(map(str, run))} samples." for run in self.compiled]
-        if self.plans is not None:
-            lines.append(f"CUDA: {_plans(self.plans)}")
-        return "\n".join(lines)
 
 
 class ShapeCounts:
@@ -225,7 +101,7 @@ class _Registry:
             f"RechunkSettings(sizes={node.rechunk_sizes}), leaves {len(node.rechunk_sizes)}."
         )
         if gpu_backend() == "cuda":
-            text += f" FFTs and convolutions take a plan for each length, too: {_plans(plan_caches())}"
+            text += f" FFTs and convolutions take a plan for each length, too: {plans_in_words(plan_caches())}"
         ez.logger.warning(text)
 
     def report_of(self, counts: ShapeCounts) -> NodeShapes:
@@ -301,13 +177,3 @@ def _cache_memory() -> int:
     # Another thread may be loading it at this moment.
     get_cache_memory = getattr(sys.modules.get("mlx.core"), "get_cache_memory", None)
     return 0 if get_cache_memory is None else get_cache_memory()
-
-
-def _plans(plans: PlanCaches) -> str:
-    kept = ", ".join(f"{capacity} {name}" for name, capacity in plans.capacities.items())
-    if plans.refuses:
-        return (
-            f"MLX keeps {kept} and raises after twice as many misses, since MLX_ENABLE_CACHE_THRASHING_CHECK is set; "
-            "with 0 it goes on."
-        )
-    return f"MLX keeps {kept}, and makes others anew each time."

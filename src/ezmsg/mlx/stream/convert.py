@@ -14,7 +14,6 @@ import numpy as np
 
 from .device import uses_gpu
 from .hostpages import keep_on_host
-from .plancaches import tolerate_misses
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -57,7 +56,6 @@ def import_mlx() -> ModuleType:
     Raises:
         ImportError: No MLX backend is installed (``pip install mlx`` alone brings none on Linux).
     """
-    tolerate_misses()
     try:
         import mlx.core as mx
     except ImportError as error:
