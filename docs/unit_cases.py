@@ -158,16 +158,11 @@ def cases() -> list[Case]:
         ),
         Case("adaptive_lnc.AdaptiveLNC", t("adaptive_lnc.AdaptiveLNCTransformer")),
         Case("affinetransform.AffineTransform", t("affinetransform.AffineTransformTransformer", weights=np.eye(4))),
-        Case(
-            "affinetransform.CommonRereference",
-            t("affinetransform.CommonRereferenceTransformer"),
-            instead="`CommonRereference`",
-        ),
+        Case("affinetransform.CommonRereference", t("affinetransform.CommonRereferenceTransformer")),
         Case(
             "affinetransform.CommonRereference",
             t("affinetransform.CommonRereferenceTransformer", mode="median"),
             '`mode="median"`',
-            "`CommonRereference`",
         ),
         Case(
             "aggregate.RangedAggregate",

@@ -13,13 +13,14 @@ PACKAGE = Path(ezmsg.mlx.__file__).parent
 LAYERS = (
     ("stream", "scan"),
     ("kernels", "cache"),
-    ("ewma", "sosfilt", "memory", "simulate"),
-    ("affinetransform", "asarray", "detrend", "filter", "pow", "readlate", "rechunk", "scaler"),
+    ("ewma", "sosfilt", "memory", "simulate", "selftestoptions"),
+    ("asarray", "detrend", "filter", "pow", "readlate", "rechunk", "scaler"),
     ("filterbydesign",),
     ("butterworthfilter", "cheby"),
     ("chain", "plan"),
-    ("offline", "selftestchain"),
+    ("offline", "chains", "selftestchain"),
     ("selftest",),
+    ("command",),
 )
 """From the bottom up. A module imports from the layers below its own, and from its own part of one."""
 

@@ -1,4 +1,4 @@
-"""Whether this package works on a machine, and how fast: ``python -m ezmsg.mlx.selftest``.
+"""Whether this package works on a machine, and how fast: ``ezmsg-mlx selftest``.
 
 Prints versions, the device, each kernel's difference from float64, its time beside that of ``x + 1``, what the buffer
 cache of the device reuses, and the speed of a short chain, bare and in a graph of three processes, as a table to paste
@@ -8,7 +8,6 @@ what ``--require`` names is missing.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import json
@@ -23,6 +22,7 @@ from typing import Literal, get_args
 import mlx.core as mx
 import numpy as np
 
+from . import selftestoptions
 from .kernels import Recurrence, default_path, kernel
 from .kernels.proof import TOLERANCE, difference_of
 from .memory import memory_snapshot
@@ -192,12 +192,9 @@ def report(required: str | None = None) -> list[Row]:
     return [*_versions(), *_device(required), *_right(), *_speed(), *_cache(), *_chain()]
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None, prog: str = "python -m ezmsg.mlx.selftest") -> int:
     """Print a report. Returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m ezmsg.mlx.selftest", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--require", choices=("cpu", "cuda", "metal"), help="fail unless MLX uses this backend")
-    given = parser.parse_args(arguments)
+    given = selftestoptions.parse(prog, arguments)
     rows = report(given.require)
     if given.json:
         sys.stdout.write(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n")

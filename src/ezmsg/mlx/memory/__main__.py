@@ -1,4 +1,4 @@
-"""Show the memory of a running graph, live: ``python -m ezmsg.mlx.memory``.
+"""Show the memory of a running graph, live: ``ezmsg-mlx memory``.
 
 It attaches to the topic of a MemoryMonitor in that graph and leaves the graph as it is.
 """
@@ -22,9 +22,9 @@ from .snapshot import MemorySnapshot
 _DEFAULT_ADDRESS = "127.0.0.1:25978"
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None, prog: str = "python -m ezmsg.mlx.memory") -> int:
     """Run the command with *arguments*, by default those of the process; its exit code."""
-    options = _parse(arguments)
+    options = _parse(prog, arguments)
     rows: list[tuple[float, MemorySnapshot]] = []
     try:
         asyncio.run(_show(options, rows))
@@ -43,8 +43,8 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("python -m ezmsg.mlx.memory", description=__doc__)
+def _parse(prog: str, arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog, description=__doc__)
     text = f"of the graph, as host:port [{_DEFAULT_ADDRESS}]"
     parser.add_argument("--address", type=_address, default=_DEFAULT_ADDRESS, help=text)
     text = "output of a MemoryMonitor, for example SYSTEM/MONITOR/OUTPUT_SIGNAL [the first that is found]"

@@ -1,0 +1,187 @@
+"""Ready chains: each function builds one for one recording or stream.
+
+    >>> from ezmsg.mlx import chains, run_chain, simulated_acquisition, SimulatedAcquisitionSettings
+    >>> stream = SimulatedAcquisitionSettings(n_channels=8, duration=1.0)
+    >>> chain = chains.spike_band_power(low=300.0, high=1000.0, bin_seconds=0.05)
+    >>> [message.data.shape for message in run_chain(chain, simulated_acquisition(stream)) if len(message.data)][:2]
+    [(1, 8), (1, 8)]
+
+:func:`ezmsg.mlx.process_recording` takes them as they are, or with parameters as
+``functools.partial(chains.spike_band_power, high=3000.0)``, which can be sent to another process. The command
+``ezmsg-mlx process`` takes them by the names in :data:`READY`, with each parameter as an option.
+
+Data comes as recorded, usually int16 counts (time, ch), and leaves as NumPy float32 in the same unit, or in its square
+or logarithm where a chain says so. Filters are causal: results at a time depend on nothing after it. They begin as if
+the first sample had been there for ever.
+"""
+
+import typing
+from collections.abc import Callable, Mapping
+
+from .stream.checks import check_count, check_number
+
+if typing.TYPE_CHECKING:
+    from .chain import ChainTransformer
+    from .stream.steps import Step
+
+Reference: typing.TypeAlias = typing.Literal["none", "mean", "median"]
+"""What is subtracted from all channels at each sample: nothing, their mean or their median."""
+
+
+def band_pass(
+    low: float = 300.0, high: float = 6000.0, order: int = 5, reference: Reference = "median"
+) -> "ChainTransformer":
+    """A Butterworth band-pass, then a common reference: the usual first step before spikes are sorted.
+
+    Args:
+        low: Lower cut-off in Hz.
+        high: Upper cut-off in Hz.
+        order: Of the Butterworth filter.
+        reference: What is subtracted from all channels after the filter.
+
+    Returns:
+        A chain from (time, ch) to float32 (time, ch) at the same rate.
+
+    Raises:
+        ValueError: A parameter is out of its range.
+        TypeError: A parameter is not of its type.
+    """
+    subtract = _subtract(reference)
+    end = [_to_numpy(), *subtract] if _is_for_numpy(reference) else [*subtract, _to_numpy()]
+    return _one([_to_mlx(), _band(low, high, order), *end])
+
+
+def spike_band_power(
+    low: float = 300.0,
+    high: float = 1000.0,
+    order: int = 2,
+    reference: Reference = "none",
+    bin_seconds: float = 0.05,
+    log: bool = False,
+) -> "ChainTransformer":
+    """Power in the band of the spikes, in bins: firing around an electrode without sorting spikes.
+
+    The band and the bins of Nason et al., Nature Biomedical Engineering 4 (2020); they take the mean of the magnitude,
+    this is the mean of the square.
+
+    Args:
+        low: Lower cut-off in Hz.
+        high: Upper cut-off in Hz.
+        order: Of the Butterworth filter.
+        reference: What is subtracted from all channels before the filter.
+        bin_seconds: Length of a bin in seconds.
+        log: Whether the result is the logarithm of the power, to base 10.
+
+    Returns:
+        A chain from (time, ch) to float32 (bin, ch), in the square of the unit of the data.
+
+    Raises:
+        ValueError: A parameter is out of its range.
+        TypeError: A parameter is not of its type.
+    """
+    power = _binned_power(bin_seconds, log)
+    return _one([*_referenced(reference), _band(low, high, order), *power, _to_numpy()])
+
+
+def ewma_features(
+    detrend_seconds: float = 1.0,
+    smooth_seconds: float = 0.1,
+    reference: Reference = "mean",
+    bin_seconds: float = 0.01,
+    log: bool = True,
+) -> "ChainTransformer":
+    """Smoothed power of what is left after a slow average: broadband features from two moving averages.
+
+    Args:
+        detrend_seconds: Time constant of the average that is subtracted, in seconds.
+        smooth_seconds: Time constant of the average of the square, in seconds.
+        reference: What is subtracted from all channels first.
+        bin_seconds: Length of a bin in seconds.
+        log: Whether the result is the logarithm of the power, to base 10.
+
+    Returns:
+        A chain from (time, ch) to float32 (bin, ch), in the square of the unit of the data.
+
+    Raises:
+        ValueError: A parameter is out of its range.
+        TypeError: A parameter is not of its type.
+    """
+    from .detrend import DetrendTransformer
+    from .ewma import EWMATransformer
+
+    detrend = DetrendTransformer(time_constant=check_number("detrend_seconds", detrend_seconds))
+    smooth = EWMATransformer(time_constant=check_number("smooth_seconds", smooth_seconds))
+    power = _binned_power(bin_seconds, log)
+    return _one([*_referenced(reference), detrend, power[0], smooth, *power[1:], _to_numpy()])
+
+
+READY: Mapping[str, Callable[..., "ChainTransformer"]] = {
+    "band-pass": band_pass,
+    "ewma-features": ewma_features,
+    "spike-band-power": spike_band_power,
+}
+"""The chains by the names that the command has for them."""
+
+
+def _one(stages: "list[Step]") -> "ChainTransformer":
+    """One transformer of them all, which runs as one function those that can be."""
+    from .chain import ChainTransformer
+
+    return ChainTransformer(make_chain=lambda: stages)
+
+
+def _to_mlx() -> "Step":
+    from .asarray import ArrayBackend, AsArrayTransformer
+
+    return AsArrayTransformer(backend=ArrayBackend.mlx, dtype="float32")
+
+
+def _to_numpy() -> "Step":
+    from .asarray import ArrayBackend, AsArrayTransformer
+
+    return AsArrayTransformer(backend=ArrayBackend.numpy, dtype="float32")
+
+
+def _band(low: float, high: float, order: int) -> "Step":
+    from .butterworthfilter import ButterworthFilterTransformer
+
+    low, high = check_number("low", low), check_number("high", high)
+    if low >= high:
+        raise ValueError(f"low is {low!r}; allowed is a frequency below high, which is {high!r}.")
+    return ButterworthFilterTransformer(cuton=low, cutoff=high, order=check_count("order", order), coef_type="sos")
+
+
+def _subtract(reference: Reference) -> "list[Step]":
+    from ezmsg.sigproc.affinetransform import CommonRereferenceTransformer
+
+    if reference not in (allowed := typing.get_args(Reference)):
+        raise ValueError(f"reference is {reference!r}; allowed are {', '.join(map(repr, allowed))}.")
+    return [] if reference == "none" else [CommonRereferenceTransformer(mode=reference)]
+
+
+def _is_for_numpy(reference: Reference) -> bool:
+    from .stream.device import uses_gpu
+
+    # MLX sorts whole rows for a median, which on a CPU takes eight times as long as NumPy's selection.
+    return reference == "median" and not uses_gpu()
+
+
+def _referenced(reference: Reference) -> "list[Step]":
+    """From data as recorded to MLX, with the reference subtracted."""
+    subtract = _subtract(reference)
+    return [_to_numpy(), *subtract, _to_mlx()] if _is_for_numpy(reference) else [_to_mlx(), *subtract]
+
+
+def _binned_power(bin_seconds: float, log: bool) -> "list[Step]":
+    from ezmsg.sigproc.aggregate import AggregationFunction
+    from ezmsg.sigproc.binned_aggregate import BinnedAggregateTransformer
+    from ezmsg.sigproc.math.log import LogTransformer
+
+    from .pow import PowTransformer
+
+    if not isinstance(log, bool):
+        raise TypeError(f"log is {log!r}; allowed are True and False.")
+    seconds = check_number("bin_seconds", bin_seconds)
+    average = BinnedAggregateTransformer(bin_duration=seconds, operation=AggregationFunction.MEAN)
+    logarithm: list[Step] = [LogTransformer(clip_zero=True)] if log else []
+    return [PowTransformer(exponent=2.0), average, *logarithm]

@@ -1,0 +1,8 @@
+"""``python -m ezmsg.mlx.command`` is ``ezmsg-mlx``."""
+
+import sys
+
+from .main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""The entry point: which subcommand is meant."""
+
+import argparse
+import importlib
+from importlib import metadata
+
+COMMANDS = {
+    "process": "run a chain over recordings, into Zarr groups",
+    "info": "what is in a recording",
+    "show": "draw results into a picture",
+    "selftest": "whether the package works on this machine, and how fast",
+    "memory": "the memory of a running graph, live",
+}
+"""The subcommands, each a module of this package, and what they do."""
+
+PROG = "ezmsg-mlx"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command with *arguments*, by default those of the process.
+
+    Returns:
+        The exit status: 0 done, 1 something failed, 130 interrupted.
+
+    Raises:
+        SystemExit: With status 0 after ``--help`` or ``--version``, with 2 after wrong usage.
+    """
+    width = max(map(len, COMMANDS))
+    parser = argparse.ArgumentParser(
+        PROG,
+        description="MLX in ezmsg, from a shell.",
+        epilog="\n".join(
+            [
+                "commands:",
+                *(f"  {name:{width}}  {text}" for name, text in COMMANDS.items()),
+                "",
+                f"{PROG} COMMAND --help tells the options of one.",
+            ]
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=metadata.version("ezmsg-mlx"))
+    parser.add_argument("command", metavar="COMMAND", choices=list(COMMANDS), help=f"one of {', '.join(COMMANDS)}")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="those of the command")
+    given = parser.parse_args(arguments)
+    command = importlib.import_module(f".{given.command}", __package__)
+    return command.main(f"{PROG} {given.command}", given.arguments)

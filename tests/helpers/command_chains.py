@@ -1,0 +1,41 @@
+"""Chains for ``ezmsg-mlx process``, as users have them in modules of their own."""
+
+from collections.abc import Callable
+
+from ezmsg.util.messages.axisarray import AxisArray
+from ezmsg.util.messages.util import replace
+
+from ezmsg.mlx import AsArrayTransformer
+
+
+def make_chain() -> AsArrayTransformer:
+    """Samples as they are, in float32."""
+    return AsArrayTransformer(backend="numpy", dtype="float32")
+
+
+def make_interrupted() -> Callable[[AxisArray], AxisArray]:
+    """Ctrl-C comes at the second message."""
+    n_messages = 0
+
+    def interrupt(message: AxisArray) -> AxisArray:
+        nonlocal n_messages
+        n_messages += 1
+        if n_messages > 1:
+            raise KeyboardInterrupt
+        return message
+
+    return interrupt
+
+
+def make_failing() -> Callable[[AxisArray], AxisArray]:
+    """Fails on a recording that begins at 7 s."""
+
+    def fail(message: AxisArray) -> AxisArray:
+        if message.axes["time"].offset == 7.0:
+            raise ValueError("no such luck")
+        return replace(message, data=message.data.astype("float32"))
+
+    return fail
+
+
+no_function = 3

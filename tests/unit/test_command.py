@@ -1,0 +1,359 @@
+"""``ezmsg-mlx``: usage, exit statuses, lines of JSON, dry runs."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from helpers import nwb_files
+from helpers.processes import TESTS, TIME_LIMIT
+
+pytest.importorskip("mlx.core")
+pytest.importorskip("pynwb")
+zarr = pytest.importorskip("zarr")
+
+from ezmsg.mlx import chains, command
+from ezmsg.mlx.command import events, jobs, memory, process, selftest, views
+
+ROOT = TESTS.parent
+CHAIN = ["--chain", "helpers.command_chains:make_chain"]
+Lines = list[dict]
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A folder with two recordings, one from 5 s and one from 7 s on."""
+    folder = tmp_path_factory.mktemp("recordings")
+    nwb_files.write(folder / "a.nwb", {})
+    nwb_files.write(folder / "b.nwb", {"starting_time": 7.0})
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def this_process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ezmsg.core as ez
+
+    monkeypatch.setenv("EZMSG_LOGLEVEL", "WARNING")
+    monkeypatch.setattr(ez.logger, "level", ez.logger.level)
+
+
+@pytest.fixture
+def run(recordings, tmp_path, capsys):
+    """Call ``ezmsg-mlx process`` on both recordings; its exit status and the lines of JSON."""
+
+    def call(*options: object) -> tuple[int, Lines]:
+        status = command.main(["process", str(recordings), "--output", str(tmp_path / "out"), *map(str, options)])
+        return status, [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    return call
+
+
+def refused(arguments: list[str], capsys) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        command.main(arguments)
+    assert stopped.value.code == 2
+    *_, said = capsys.readouterr().err.strip().splitlines()
+    return said
+
+
+def test_recordings_become_groups_and_each_event_is_a_line(run, recordings, tmp_path):
+    status, lines = run(*CHAIN)
+    assert status == 0
+    out = tmp_path / "out"
+    assert sorted(path.name for path in out.iterdir()) == ["a.zarr", "b.zarr"]
+    group = zarr.open_group(str(out / "b.zarr"), mode="r")
+    np.testing.assert_array_equal(group["data"][:], nwb_files.DATA)
+    np.testing.assert_allclose(group["time"][:], 7.0 + np.arange(1000) / nwb_files.RATE)
+    kinds = [line["event"] for line in lines]
+    assert kinds == ["started", "progress", "finished", "progress", "finished", "ended"]
+    assert lines[0] == {
+        "event": "started",
+        "recordings": 2,
+        "chain": "helpers.command_chains:make_chain",
+        "output": str(out),
+    }
+    finished = [line for line in lines if line["event"] == "finished"]
+    assert [line["recording"] for line in finished] == [str(recordings / "a.nwb"), str(recordings / "b.nwb")]
+    assert [line["results"] for line in finished] == [str(out / "a.zarr"), str(out / "b.zarr")]
+    assert {line["seconds"] for line in finished} == {line["processed"] for line in finished} == {0.5}
+    end = lines[-1]
+    assert (end["finished"], end["there"], end["failed"], end["left"], end["status"]) == (2, 0, 0, 0, 0)
+
+
+def test_what_is_there_is_left_alone_and_what_fails_does_not_stop_the_others(run, recordings, tmp_path, capsys):
+    assert run(*CHAIN)[0] == 0
+    status, lines = run(*CHAIN)
+    assert status == 0
+    assert [line["processed"] for line in lines if line["event"] == "finished"] == [0.0, 0.0]
+    assert (lines[-1]["finished"], lines[-1]["there"]) == (2, 2)
+
+    broken = tmp_path / "broken.nwb"
+    broken.write_bytes(b"no recording")
+    failing = ["--chain", "helpers.command_chains:make_failing", "--output", str(tmp_path / "other")]
+    assert command.main(["process", str(recordings), str(broken), *failing]) == 1
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    failed = {pathlib.Path(line["recording"]).name: line["error"] for line in lines if line["event"] == "failed"}
+    assert failed.keys() == {"b.nwb", "broken.nwb"}
+    assert failed["b.nwb"] == "ValueError: no such luck"
+    assert "broken.nwb" in failed["broken.nwb"]
+    assert (lines[-1]["finished"], lines[-1]["failed"], lines[-1]["status"]) == (1, 2, 1)
+    assert [path.name for path in (tmp_path / "other").glob("*.zarr")] == ["a.zarr"]
+
+
+def test_other_settings_do_not_replace_results(run, tmp_path):
+    ready = ["--chain", "spike-band-power", "--low", 100, "--bin-seconds", 0.1]
+    assert run(*ready, "--high", 500)[0] == 0
+    before = zarr.open_group(str(tmp_path / "out" / "a.zarr"), mode="r")["data"][:]
+    assert before.shape == (5, 3) and before.dtype == np.float32
+    status, lines = run(*ready, "--high", 600)
+    assert status == 1
+    assert all("FileExistsError" in line["error"] for line in lines if line["event"] == "failed")
+    np.testing.assert_array_equal(zarr.open_group(str(tmp_path / "out" / "a.zarr"), mode="r")["data"][:], before)
+
+
+def test_ctrl_c_leaves_nothing_under_a_final_name(run, recordings, tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs.Job, "open", small_messages(jobs.Job.open))
+    status, lines = run("--chain", "helpers.command_chains:make_interrupted")
+    assert status == 130
+    assert (lines[-1]["finished"], lines[-1]["left"], lines[-1]["status"]) == (0, 2, 130)
+    assert not list((tmp_path / "out").glob("*.zarr"))
+    assert run(*CHAIN)[0] == 0
+
+
+def small_messages(opened):
+    """Recordings come in two messages, and are cut into ones of 500 samples."""
+
+    def open(self):
+        source = opened(self)
+        source._chunk = 500
+        return source
+
+    return open
+
+
+@pytest.fixture
+def short_pieces(monkeypatch):
+    from ezmsg.mlx import RechunkSettings
+    from ezmsg.mlx.offline import process
+
+    monkeypatch.setattr(process, "DEFAULT_RECHUNK", RechunkSettings(sizes=(100,)))
+
+
+def test_a_dry_run_says_how_long_and_how_large_and_leaves_nothing(run, recordings, tmp_path, short_pieces):
+    status, lines = run(*CHAIN, "--dry-run")
+    assert status == 0
+    assert [line["event"] for line in lines] == ["estimate"] * 3
+    assert [os.path.basename(line["recording"]) for line in lines] == ["a.nwb", "b.nwb", ""]
+    assert [line["seconds"] for line in lines] == [0.5, 0.5, 1.0]
+    # Two like each other are measured once.
+    assert lines[0]["measured"] > 0 and lines[1]["measured"] == 0
+    for line in lines:
+        parts = sum(line[part] for part in ("start", "read", "chain", "write"))
+        assert line["wall"] == pytest.approx(parts, abs=0.01)
+        assert line["free"] > 0
+    assert lines[-1]["size"] == lines[0]["size"] + lines[1]["size"]
+    assert list(tmp_path.iterdir()) == []
+    # It all was measured, so it is what a run writes.
+    assert run(*CHAIN)[0] == 0
+    written = sum(file.stat().st_size for file in (tmp_path / "out" / "a.zarr").rglob("*") if file.is_file())
+    assert lines[0]["size"] == pytest.approx(written, rel=0.1)
+
+
+def test_a_dry_run_says_what_would_fail(run):
+    status, lines = run("--chain", "helpers.command_chains:make_failing", "--dry-run")
+    assert status == 0  # both are of one kind, of which the first is measured
+    status, lines = run("--chain", "band-pass", "--low", 100, "--dry-run")
+    assert status == 1
+    assert "fs/2=1000" in lines[0]["error"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--chain", "none"], "argument --chain: it is 'none'; allowed are band-pass, ewma-features, "),
+        (["--chain", "no_such_module:f"], "argument --chain: module 'no_such_module' cannot be imported"),
+        (["--chain", "helpers.command_chains:f"], "argument --chain: module 'helpers.command_chains' has no function"),
+        (["--chain", "helpers.command_chains:no_function"], "argument --chain: module 'helpers.command_chains' has no"),
+        (["--chain", "json:dumps"], "argument --chain: TypeError: dumps() missing 1 required positional argument"),
+        (["--chain", "band-pass", "--low", "-1"], "argument --low: low is -1.0; allowed is a finite number > 0."),
+        (["--chain", "ewma-features", "--smooth-seconds", "0"], "argument --smooth-seconds: smooth_seconds is 0.0; "),
+        (["--chain", "band-pass", "--reference", "mode"], "argument --reference: invalid choice: 'mode'"),
+        ([*CHAIN, "--workers", "0"], "argument --workers: it is '0'; allowed is an integer >= 1"),
+        ([*CHAIN, "--workers", "2", "--scheduler", "a:1"], "argument --workers: not allowed with --scheduler"),
+        ([*CHAIN, "--checkpoint", "-1"], "argument --checkpoint: it is '-1'; allowed are a number > 0 and "),
+        ([*CHAIN, "--margin", "nan"], "argument --margin: it is 'nan'; allowed are a finite number >= 0 and "),
+        ([*CHAIN, "--low", "3"], "unrecognized arguments: --low"),
+        ([], "the following arguments are required: --chain"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_line(options, said, recordings, tmp_path, capsys):
+    output = tmp_path / "out"
+    line = refused(["process", str(recordings), "--output", str(output), *options], capsys)
+    assert line.startswith(f"ezmsg-mlx process: error: {said}")
+    assert not output.exists()
+
+
+def test_wrong_places_are_refused_in_one_line(recordings, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    same = tmp_path / "a.nwb"
+    same.write_bytes(b"")
+    for recording, output, said in (
+        (tmp_path / "none", tmp_path, "argument RECORDING: there is no "),
+        (tmp_path / "empty", tmp_path, f"argument RECORDING: '{tmp_path / 'empty'}' has no recordings"),
+        (recordings, tmp_path / "file" / "out", "argument --output: "),
+    ):
+        assert said in refused(["process", str(recording), "--output", str(output), *CHAIN], capsys)
+    arguments = ["process", str(recordings), str(same), "--output", str(tmp_path), *CHAIN]
+    assert "have one name, and so would their results" in refused(arguments, capsys)
+
+
+def test_a_scheduler_that_does_not_answer_is_told_in_one_line(run, tmp_path, monkeypatch, capsys):
+    distributed = pytest.importorskip("distributed")
+
+    def client(address):
+        raise OSError("no connection")
+
+    monkeypatch.setattr(distributed, "Client", client)
+    arguments = ["process", __file__, "--output", str(tmp_path / "out"), "--scheduler", "tcp://nowhere:1", *CHAIN]
+    assert command.main(arguments) == 2
+    assert "argument --scheduler: no Dask scheduler answers at 'tcp://nowhere:1'" in capsys.readouterr().err
+
+
+def test_chains_are_listed_and_each_tells_its_parameters(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        command.main(["process", "--list-chains"])
+    assert stopped.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == sorted(chains.READY)
+    with pytest.raises(SystemExit):
+        command.main(["process", "--chain", "spike-band-power", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for option in ("--low X Lower cut-off in Hz. [300.0]", "--reference {none,mean,median}", "--log, --no-log"):
+        assert option in text
+
+
+def test_parameters_have_names_of_their_own():
+    from ezmsg.mlx.command import processoptions
+
+    for name in chains.READY:
+        parser = processoptions._parser("test")
+        known = {action.dest for action in parser._actions}
+        from ezmsg.mlx.command.chainoption import add_parameters
+
+        assert known.isdisjoint(add_parameters(parser, name))
+
+
+@pytest.mark.parametrize("given", [["--help"], ["process", "--help"], ["selftest", "--help"], ["show", "--help"]])
+def test_help_loads_neither_mlx_nor_numpy(given):
+    code = f"""
+import sys
+from ezmsg.mlx.command import main
+try:
+    main({given!r})
+except SystemExit as stopped:
+    assert stopped.code == 0
+loaded = [name for name in ("mlx.core", "numpy", "ezmsg.core") if name in sys.modules]
+assert not loaded, loaded
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIME_LIMIT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: ezmsg-mlx ")
+
+
+def test_every_command_is_a_module_and_the_script_is_the_entry_point(capsys):
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert 'ezmsg-mlx = "ezmsg.mlx.command:main"' in project
+    with pytest.raises(SystemExit):
+        command.main(["--help"])
+    text = capsys.readouterr().out
+    from ezmsg.mlx.command.main import COMMANDS
+
+    for name, what in COMMANDS.items():
+        assert callable(__import__(f"ezmsg.mlx.command.{name}", fromlist=["main"]).main)
+        assert f"{name} " in text and what in text
+    assert "invalid choice: 'fly'" in refused(["fly"], capsys)
+
+
+def test_the_other_programs_are_those_of_the_package(monkeypatch):
+    from ezmsg.mlx import selftest as program
+    from ezmsg.mlx.memory import __main__ as memory_program
+
+    called = []
+    for module in (program, memory_program):
+        monkeypatch.setattr(module, "main", lambda arguments, prog: called.append((prog, arguments)) or 0)
+    assert selftest.main("ezmsg-mlx selftest", ["--json"]) == memory.main("ezmsg-mlx memory", ["--seconds", "1"]) == 0
+    assert called == [("ezmsg-mlx selftest", ["--json"]), ("ezmsg-mlx memory", ["--seconds", "1"])]
+
+
+def test_progress_is_told_once_a_second_for_each_recording(capsys, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(views.time, "monotonic", lambda: now[0])
+    view = views.JsonLines()
+    for when, recording in ((100.0, "a"), (100.5, "a"), (100.6, "b"), (101.1, "a")):
+        now[0] = when
+        view.take(events.Progress(recording, when, 200.0))
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["recording"], line["seconds"]) for line in lines] == [("a", 100.0), ("b", 100.6), ("a", 101.1)]
+
+
+def test_a_terminal_shows_a_bar_and_a_line_for_each_recording(monkeypatch):
+    rich_console = pytest.importorskip("rich.console")
+    import io
+
+    screen = io.StringIO()
+    made = rich_console.Console
+
+    def console(*args, **kwargs):
+        return made(file=screen, force_terminal=True, width=100, color_system=None)
+
+    monkeypatch.setattr("rich.progress.get_console", console)
+    view = views.Terminal()
+    view.take(events.Started(2, "band-pass low=1", "out"))
+    view.take(events.Progress("/x/a.nwb", 1.0, 4.0))
+    view.take(events.Finished("/x/a.nwb", "out/a.zarr", 4.0, 4.0, 2.0))
+    view.take(events.Failed("/x/b.nwb", "ValueError: no"))
+    view.take(events.Ended(1, 0, 1, 0, 4.0, 2.0, 1))
+    view.close()
+    text = screen.getvalue()
+    for part in (
+        "2 recordings, band-pass low=1, into out",
+        "a.nwb: 4.0 s in 2.0 s",
+        "b.nwb: ValueError: no",
+        "2 of 2 recordings",
+        "1 recordings done: 4.0 s in 2.0 s, 2.0x real time; 1 failed.",
+    ):
+        assert part in text, part
+
+
+def test_sizes_and_times_are_in_the_unit_that_fits():
+    assert [views.size(n) for n in (0, 999, 1234, 99_600, 5e8, 1.25e9, 7e12)] == [
+        "0 bytes",
+        "999 bytes",
+        "1.2 kB",
+        "100 kB",
+        "500 MB",
+        "1.2 GB",
+        "7.0 TB",
+    ]
+    assert [views.duration(s) for s in (0.04, 99.9, 100.0, 5999.0, 36_000.0)] == [
+        "0.0 s",
+        "99.9 s",
+        "2 min",
+        "1 h 40 min",
+        "10 h 00 min",
+    ]
+
+
+def test_events_are_documented():
+    page = (ROOT / "docs" / "guides" / "command.md").read_text(encoding="utf-8")
+    for event in events.EVENTS:
+        name = event.__name__.lower()
+        (line,) = re.findall(rf"^\| `{name}` \| .*$", page, re.M)
+        assert re.findall(r"`(\w+)`", line) == [name, *event.__dataclass_fields__], name
+    for status in (process.DONE, process.SOME_FAILED, process.USAGE, process.INTERRUPTED):
+        assert re.search(rf"^\| {status} \|", page, re.M)
