@@ -158,11 +158,16 @@ def cases() -> list[Case]:
         ),
         Case("adaptive_lnc.AdaptiveLNC", t("adaptive_lnc.AdaptiveLNCTransformer")),
         Case("affinetransform.AffineTransform", t("affinetransform.AffineTransformTransformer", weights=np.eye(4))),
-        Case("affinetransform.CommonRereference", t("affinetransform.CommonRereferenceTransformer")),
+        Case(
+            "affinetransform.CommonRereference",
+            t("affinetransform.CommonRereferenceTransformer"),
+            instead="`CommonRereference`",
+        ),
         Case(
             "affinetransform.CommonRereference",
             t("affinetransform.CommonRereferenceTransformer", mode="median"),
             '`mode="median"`',
+            "`CommonRereference`",
         ),
         Case(
             "aggregate.RangedAggregate",

@@ -22,6 +22,7 @@ from ezmsg.sigproc.math.log import LogSettings, LogTransformer
 from ezmsg.util.messages.axisarray import AxisArray
 from scipy.signal import butter
 
+import ezmsg.mlx as mlx_package
 from ezmsg.mlx import (
     AdaptiveStandardScalerTransformer,
     AsArraySettings,
@@ -46,6 +47,10 @@ STAGES: dict[str, Callable[[], BaseTransformer]] = {
     "reference others": lambda: CommonRereferenceTransformer(CommonRereferenceSettings(include_current=False)),
     "reference groups": lambda: CommonRereferenceTransformer(
         CommonRereferenceSettings(channel_groups=[[0, 1], [2, 3, 4, 5]])
+    ),
+    "median": lambda: CommonRereferenceTransformer(CommonRereferenceSettings(mode="median")),
+    "median of groups": lambda: mlx_package.CommonRereferenceTransformer(
+        mode="median", channel_groups=[[5, 1], [2, 0, 4]], include_current=False
     ),
     "detrend": lambda: DetrendTransformer(EWMASettings(time_constant=0.01)),
     "average": lambda: EWMATransformer(EWMASettings(time_constant=0.002)),

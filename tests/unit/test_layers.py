@@ -14,7 +14,7 @@ LAYERS = (
     ("stream", "scan"),
     ("kernels", "cache"),
     ("ewma", "sosfilt", "memory", "simulate", "selftestoptions"),
-    ("asarray", "detrend", "filter", "pow", "readlate", "rechunk", "scaler"),
+    ("affinetransform", "asarray", "detrend", "filter", "pow", "readlate", "rechunk", "scaler"),
     ("filterbydesign",),
     ("butterworthfilter", "cheby"),
     ("chain", "plan"),

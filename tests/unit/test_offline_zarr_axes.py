@@ -158,7 +158,7 @@ def test_attrs_that_json_holds_are_those_of_the_data(tmp_path):
     group = stored(tmp_path / "r.zarr", message(np.zeros((2, 3)), attrs=attrs))
     found = dict(group["data"].attrs)
     found.pop("_ARRAY_DIMENSIONS")
-    assert found == {"unit": "uV", "gain": 0.25, "gains": [1.0, 2.0], "flag": True}
+    assert found == {"unit": "uV", "units": "uV", "gain": 0.25, "gains": [1.0, 2.0], "flag": True}
 
 
 @pytest.mark.parametrize("in_volts", [False, True])

@@ -2,6 +2,7 @@
 
 from importlib import metadata
 
+import ezmsg.sigproc.affinetransform
 import ezmsg.sigproc.asarray
 import ezmsg.sigproc.butterworthfilter
 import ezmsg.sigproc.cheby
@@ -70,6 +71,13 @@ SUBJECTS = [
         package.ChebyshevFilter,
         package.ChebyshevFilterSettings(**CHEBYSHEV),
         ezmsg.sigproc.cheby.ChebyshevFilterSettings(**CHEBYSHEV),
+    ),
+    Subject(
+        "mlx.CommonRereference",
+        package.CommonRereferenceTransformer,
+        package.CommonRereference,
+        package.CommonRereferenceSettings(mode="median"),
+        ezmsg.sigproc.affinetransform.CommonRereferenceSettings(mode="median"),
     ),
     Subject(
         "mlx.Pow",

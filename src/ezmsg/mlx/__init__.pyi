@@ -1,5 +1,14 @@
 # The public names, listed once. The package loads each of them when it is first asked for.
 from .__version__ import __version__ as __version__
+from .affinetransform import (
+    CommonRereference as CommonRereference,
+)
+from .affinetransform import (
+    CommonRereferenceSettings as CommonRereferenceSettings,
+)
+from .affinetransform import (
+    CommonRereferenceTransformer as CommonRereferenceTransformer,
+)
 from .asarray import (
     ArrayBackend as ArrayBackend,
 )

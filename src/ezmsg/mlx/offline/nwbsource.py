@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from ezmsg.util.messages.axisarray import AxisArray, AxisBase
+from ezmsg.util.messages.axisarray import AxisArray, AxisBase, LinearAxis
 from ezmsg.util.messages.util import replace
 
 from ..stream.checks import check_number, check_path
@@ -100,7 +100,7 @@ class NWBSource:
                 for first, last, offset in runs:
                     if last <= start:
                         continue
-                    time = replace(self._template.axes["time"], offset=offset)
+                    time = replace(typing.cast(LinearAxis, self._template.axes["time"]), offset=offset)
                     if first < start:
                         time, first = replace(time, offset=value_at(time, start - first)), start
                     axes = {**self._template.axes, "time": time}

@@ -21,12 +21,11 @@ from .durable import FolderLock, is_of_the_system, is_there, sync_folder, sync_t
 from .extra import import_extra
 from .packing import pack
 from .unpacking import unpack
-from .zarraxes import labels_of, plain_attributes, times
+from .zarraxes import labels_of, times
+from .zarrgroup import DIMENSIONS, add_array, add_labels, consolidate, describe, new_group
 
 if typing.TYPE_CHECKING:
     import zarr
-
-_DIMS = "_ARRAY_DIMENSIONS"  # where xarray looks for the names of dimensions
 
 
 class ZarrSink:
@@ -34,7 +33,8 @@ class ZarrSink:
 
     The group (Zarr format 2, which every version reads) holds ``data`` of shape (time, ...), ``time`` in seconds, one
     entry for each row of ``data``, and the coordinates of the other axes under their names; the attribute ``recipe``
-    tells recording, chain and settings. ``xarray.open_zarr(path, consolidated=False)`` shows it with its labels.
+    tells recording, chain and settings. ``xarray.open_zarr(path)`` shows it with its labels. The times say the
+    ``sampling_rate`` of the results, where they have one.
 
     The attributes of ``data`` are the attrs of the first message: of an NWB recording, those that say how to get from
     counts to volts (``nwb_scaling_gain``, ``nwb_scaling_unit``, and whether that was applied). Labels that are records
@@ -198,7 +198,7 @@ class ZarrSink:
         if self._group is None:
             self._create(message, dims, data)
         array = self._arrays["data"]
-        known_dims = list(typing.cast(list[str], array.attrs[_DIMS]))
+        known_dims = list(typing.cast(list[str], array.attrs[DIMENSIONS]))
         given, expected = (data.shape[1:], data.dtype, dims), (array.shape[1:], array.dtype, known_dims)
         if given != expected:
             raise ValueError(
@@ -215,26 +215,19 @@ class ZarrSink:
             self._write_full_chunks()
 
     def _create(self, message: AxisArray, dims: list[str], data: npt.NDArray) -> None:
-        zarr = import_extra("zarr")
-        # The same format from both major versions, which call the argument differently.
-        version = {"zarr_format" if int(zarr.__version__.split(".")[0]) > 2 else "zarr_version": 2}
-        self._group = zarr.open_group(str(self.partial / "results"), mode="w", **version)
+        self._group = group = new_group(self.partial / "results")
         row = data.dtype.itemsize * math.prod(data.shape[1:])
         rows = max(int(self._chunk_bytes / max(row, 1)), 1)
         rest = data.shape[1:]
         self._times = "time" if "time" not in dims[1:] else dims[0]
         labels = labels_of(message, dims[1:], {"data", self._times})
         self._arrays = {
-            "data": self._add("data", dims, (0, *rest), (rows, *rest), data.dtype),
-            self._times: self._add(self._times, dims[:1], (0,), (rows,), np.dtype(np.float64)),
+            "data": add_array(group, "data", dims, (0, *rest), (rows, *rest), data.dtype),
+            self._times: add_array(group, self._times, dims[:1], (0,), (rows,), np.dtype(np.float64)),
         }
-        self._arrays[self._times].attrs["unit"] = getattr(message.axes.get(dims[0]), "unit", "s")
-        self._arrays["data"].attrs.update(plain_attributes(message.attrs))
-        for name, dim, values in labels:
-            array = self._add(name, [dim], values.shape, values.shape, values.dtype)
-            array[:] = values
-            array.attrs["unit"] = message.axes[dim].unit
-        self._group.attrs["key"] = message.key
+        describe(self._arrays["data"], self._arrays[self._times], message, [name for name, _, _ in labels])
+        add_labels(group, message, labels)
+        group.attrs["key"] = message.key
 
     def _check_axes(self, message: AxisArray, dims: list[str]) -> None:
         """ValueError if an axis, but for the stream's, is another than that of the first results."""
@@ -243,16 +236,6 @@ class ZarrSink:
             known = self._axes.setdefault(dim, axis)
             if known is not axis and (known is None or axis is None or not same_axis(known, axis)):
                 raise ValueError(f"Results have another axis {dim!r} than those before: they do not fit together.")
-
-    def _add(
-        self, name: str, dims: list[str], shape: tuple[int, ...], chunks: tuple[int, ...], dtype: np.dtype
-    ) -> "zarr.Array":
-        group = typing.cast(typing.Any, self._group)
-        create = group.create_array if hasattr(group, "create_array") else group.create_dataset  # Zarr 3, Zarr 2
-        chunks = tuple(max(length, 1) for length in chunks)
-        array = create(name, shape=shape, chunks=chunks, dtype=dtype, fill_value=None)
-        array.attrs[_DIMS] = dims
-        return array
 
     def _write_full_chunks(self) -> None:
         when, rows = (np.concatenate(parts) for parts in zip(*self._waiting, strict=True))
@@ -298,6 +281,7 @@ class ZarrSink:
             self._write(*(np.concatenate(parts) for parts in zip(*self._waiting, strict=True)))
         self._group.attrs["recipe"] = self._recipe
         results = self.partial / "results"
+        consolidate(results)
         sync_tree(results)
         if is_there(self.path):
             raise FileExistsError(f"{self.path} is there already; the new results are in {results}.")

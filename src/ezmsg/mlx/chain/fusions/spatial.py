@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+import ezmsg.sigproc.affinetransform as sigproc
 import numpy as np
+import numpy.typing as npt
 from ezmsg.baseproc import resolve_feature_dim
-from ezmsg.sigproc.affinetransform import AffineTransformTransformer, CommonRereferenceTransformer
+from ezmsg.sigproc.affinetransform import AffineTransformTransformer
 from ezmsg.sigproc.aggregate import AggregateTransformer, AggregationFunction
 from ezmsg.util.messages.axisarray import AxisArray
 
+from ...affinetransform import CommonRereferenceTransformer, Groups
+from ...kernels.cpu.median import compile_ahead, subtract_medians
+from ...stream.device import uses_gpu
 from ...stream.fusible import Array, Axes, FusedStage, fusion_of
 from .loops import subtract_row_means
 
@@ -17,36 +22,57 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
 
-class FusedCommonRereference(FusedStage[CommonRereferenceTransformer]):
-    """Subtracts the mean of all channels; groups and medians are left to the transformer."""
+class FusedCommonRereference(FusedStage[sigproc.CommonRereferenceTransformer]):
+    """Subtracts the mean or the median of all channels, on the CPU also the medians of groups."""
 
-    def __init__(self, transformer: CommonRereferenceTransformer, message: AxisArray) -> None:
+    def __init__(self, transformer: sigproc.CommonRereferenceTransformer, message: AxisArray) -> None:
         super().__init__(transformer, message)
         axis = transformer.settings.axis or resolve_feature_dim(message)
         self._channels = message.get_axis_idx(axis)
         self._n_channels = message.data.shape[self._channels]
-        self._scale = float(transformer.state.scale)
+        self._is_median = transformer.settings.mode == "median"
+        if self._is_median and not uses_gpu():
+            self._groups = Groups.of(transformer.state)
+            compile_ahead()
+        else:
+            self._scale = float(transformer.state.scale)
 
     def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
         """See :class:`FusedStage`."""
         if isinstance(x, np.ndarray):
+            if self._is_median:
+                return self._without_medians(x), arrays
             if self._channels == x.ndim - 1:
                 subtract_row_means(x.reshape(-1, self._n_channels), np.float32(1.0 / self._n_channels))
             else:
                 # In order along the axis, as MLX adds up.
                 x -= np.add.reduce(x, axis=self._channels, keepdims=True) * np.float32(1.0 / self._n_channels)
+        elif self._is_median:
+            import mlx.core as mx
+
+            x = x - mx.median(x, axis=self._channels, keepdims=True)
         else:
             x = x - x.mean(axis=self._channels, keepdims=True)
         if self._scale != 1.0:
             x = np.multiply(x, np.float32(self._scale), out=x) if isinstance(x, np.ndarray) else x * self._scale
         return x, arrays
 
+    def _without_medians(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        if self._channels != x.ndim - 1:
+            return self._groups.subtract(x, self._channels)
+        rows = x.reshape(-1, self._n_channels)
+        subtract_medians(rows, rows, *self._groups)
+        return x
 
+
+@fusion_of(sigproc.CommonRereferenceTransformer)
 @fusion_of(CommonRereferenceTransformer)
-def fuse_common_rereference(transformer: CommonRereferenceTransformer, message: AxisArray) -> FusedStage | None:
-    """The mean of all channels, subtracted."""
-    state = transformer.state
-    if transformer.settings.mode != "mean" or state.passthrough or not state.single:
+def fuse_common_rereference(transformer: sigproc.CommonRereferenceTransformer, message: AxisArray) -> FusedStage | None:
+    """The mean or the median of all channels, subtracted; on the CPU also the medians of groups."""
+    state, mode = transformer.state, transformer.settings.mode
+    if mode not in ("mean", "median") or state.passthrough:
+        return None
+    if not state.single and (mode == "mean" or uses_gpu()):
         return None
     return FusedCommonRereference(transformer, message)
 

@@ -1,0 +1,85 @@
+"""Zarr groups of format 2, which both major versions of Zarr read, with what xarray needs to show their labels."""
+
+import typing
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from ezmsg.util.messages.axisarray import AxisArray, LinearAxis
+
+from .extra import import_extra
+from .zarraxes import plain_attributes
+
+if typing.TYPE_CHECKING:
+    import zarr
+
+DIMENSIONS = "_ARRAY_DIMENSIONS"
+"""Where xarray looks for the names of dimensions."""
+
+
+def new_group(path: Path) -> "zarr.Group":
+    """An empty group in place of whatever is there."""
+    zarr = import_extra("zarr")
+    # The same format from both major versions, which call the argument differently.
+    version = {"zarr_format" if int(zarr.__version__.split(".")[0]) > 2 else "zarr_version": 2}
+    return zarr.open_group(str(path), mode="w", **version)
+
+
+def add_array(
+    group: typing.Any, name: str, dims: list[str], shape: tuple[int, ...], chunks: tuple[int, ...], dtype: np.dtype
+) -> "zarr.Array":
+    """A new array with named dimensions."""
+    create = group.create_array if hasattr(group, "create_array") else group.create_dataset  # Zarr 3, Zarr 2
+    chunks = tuple(max(length, 1) for length in chunks)
+    array = create(name, shape=shape, chunks=chunks, dtype=dtype, fill_value=None)
+    array.attrs[DIMENSIONS] = dims
+    return array
+
+
+def add_labels(group: typing.Any, message: AxisArray, labels: list[tuple[str, str, npt.NDArray]]) -> None:
+    """Arrays of labels: for each its name, its dimension and its values."""
+    for name, dim, values in labels:
+        array = add_array(group, name, [dim], values.shape, values.shape, values.dtype)
+        array[:] = values
+        _set_unit(array, message.axes[dim].unit)
+        _set_rate(array, message, dim)
+
+
+def describe(data: "zarr.Array", times: "zarr.Array", message: AxisArray, labels: list[str]) -> None:
+    """Say what the results and the times of their rows are.
+
+    Args:
+        data: The results.
+        times: When its rows are.
+        message: The first results.
+        labels: Names of all arrays of labels.
+    """
+    dim = next(iter(data.attrs[DIMENSIONS]))
+    data.attrs.update(plain_attributes(message.attrs))
+    if isinstance(message.attrs.get("unit"), str):
+        data.attrs["units"] = message.attrs["unit"]
+    # Those with the name of a dimension are known to be coordinates; a space would make two names of one.
+    others = [name for name in labels if name not in data.attrs[DIMENSIONS] and " " not in name]
+    if others:
+        data.attrs["coordinates"] = " ".join(others)
+    _set_unit(times, getattr(message.axes.get(dim), "unit", "s"))
+    _set_rate(times, message, dim)
+
+
+def _set_unit(array: "zarr.Array", unit: str) -> None:
+    array.attrs["unit"] = unit
+    if unit:
+        array.attrs["units"] = unit
+
+
+def _set_rate(array: "zarr.Array", message: AxisArray, dim: str) -> None:
+    axis = message.axes.get(dim)
+    if isinstance(axis, LinearAxis) and axis.unit == "s" and axis.gain > 0:
+        array.attrs["sampling_rate"] = 1 / float(axis.gain)
+
+
+def consolidate(path: Path) -> None:
+    """Put what is known of all arrays into one file, which xarray asks for."""
+    zarr = import_extra("zarr")
+    version = {"zarr_format": 2} if int(zarr.__version__.split(".")[0]) > 2 else {}
+    zarr.consolidate_metadata(str(path), **version)

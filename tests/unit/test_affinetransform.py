@@ -1,0 +1,135 @@
+"""Common references: the values of ezmsg-sigproc, and medians that are selected by counting."""
+
+import numpy as np
+import pytest
+from ezmsg.sigproc.affinetransform import CommonRereferenceTransformer as Namesake
+from ezmsg.util.messages.axisarray import AxisArray
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from ezmsg.mlx import CommonRereferenceSettings, CommonRereferenceTransformer
+
+mx = pytest.importorskip("mlx.core")
+
+from ezmsg.mlx.kernels.cpu.median import subtract_medians
+
+N_CHANNELS = 7
+BANKS = np.array([(f"ch{i}", "ab"[i % 2]) for i in range(N_CHANNELS)], [("label", "U4"), ("bank", "U1")])
+
+GROUPS = {
+    "all": None,
+    "two": [[0, 3, 5], [6, 1]],
+    "one of some": [[4, 2, 1]],
+    "one alone": [[0], [1, 2, 3, 4]],
+    "all in another order": [[6, 5, 4, 3, 2, 1, 0]],
+    "by a field": "bank",
+}
+
+
+def message(data: np.ndarray | mx.array, dims: tuple[str, ...] = ("time", "ch")) -> AxisArray:
+    axes = {"time": AxisArray.TimeAxis(fs=30000.0), "ch": AxisArray.CoordinateAxis(data=BANKS, dims=["ch"])}
+    return AxisArray(data, list(dims), axes=axes, stream_dim="time")
+
+
+def noise(n_samples: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((n_samples, N_CHANNELS)).astype(np.float32)
+
+
+@pytest.mark.parametrize("mode", ["mean", "median", "passthrough"])
+@pytest.mark.parametrize("include_current", [True, False])
+@pytest.mark.parametrize("groups", GROUPS)
+@pytest.mark.parametrize("to_backend", [np.array, mx.array], ids=["numpy", "mlx"])
+def test_values_are_those_of_the_namesake(mode, include_current, groups, to_backend):
+    asked = {"mode": mode, "include_current": include_current, "channel_groups": GROUPS[groups]}
+    ours, theirs = CommonRereferenceTransformer(**asked), Namesake(**asked)
+    for seed, dims in enumerate([("time", "ch"), ("ch", "time"), ("time", "ch")]):
+        data = noise(50, seed) if dims[0] == "time" else np.ascontiguousarray(noise(50, seed).T)
+        before = data.copy()
+        given_message = message(to_backend(data), dims)
+        result, expected = ours(given_message), theirs(given_message)
+        assert type(result.data) is type(expected.data) and result.data.dtype == expected.data.dtype
+        np.testing.assert_array_equal(np.array(result.data), np.array(expected.data))
+        np.testing.assert_array_equal(np.array(given_message.data), before)
+
+
+@pytest.mark.parametrize("dtype", ["int16", "float16", "float64"])
+@pytest.mark.parametrize("to_backend", [np.array, mx.array], ids=["numpy", "mlx"])
+def test_other_dtypes_are_those_of_the_namesake(dtype, to_backend):
+    data = (100 * noise(20)).astype(dtype)
+    results = [
+        transformer(mode="median")(message(to_backend(data)))
+        for transformer in (CommonRereferenceTransformer, Namesake)
+    ]
+    assert results[0].data.dtype == results[1].data.dtype
+    np.testing.assert_array_equal(*(np.array(result.data) for result in results))
+
+
+def test_large_messages_are_computed_in_place_and_leave_their_input_alone():
+    from ezmsg.mlx.kernels.cpu.memory import KEPT_FLOATS
+
+    data = noise(KEPT_FLOATS // N_CHANNELS + 10)
+    given_message = message(mx.array(data))
+    result = CommonRereferenceTransformer(mode="median")(given_message)
+    np.testing.assert_array_equal(np.array(result.data), data - np.median(data, axis=1, keepdims=True))
+    np.testing.assert_array_equal(np.array(given_message.data), data)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@given(
+    arrays.arrays(
+        np.float32,
+        st.tuples(st.integers(1, 3), st.integers(1, 20)),
+        elements=st.one_of(
+            st.floats(width=32),
+            st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, 3e38, -3e38, float("inf"), float("-inf"), 1e-45]),
+        ),
+    )
+)
+def test_the_median_is_exact_for_all_values(x):
+    y, n = np.empty_like(x), x.shape[1]
+    subtract_medians(x, y, np.arange(n), np.array([n]), np.ones(1, np.float32))
+    ordered = np.sort(x, axis=1)
+    with np.errstate(all="ignore"):
+        median = (ordered[:, (n - 1) // 2] + ordered[:, n // 2]) * np.float32(0.5) if n % 2 == 0 else ordered[:, n // 2]
+        median[np.isnan(x).any(axis=1)] = np.nan
+        np.testing.assert_array_equal(y, x - median[:, None])
+
+
+def test_values_that_lie_close_far_and_on_top_of_each_other():
+    rng = np.random.default_rng(3)
+    rows = [
+        np.rint(rng.standard_normal(384) * 3),
+        rng.standard_normal(384) * 1e-42,
+        np.where(np.arange(384) % 2, 1e38, -1e-38),
+        1e30 ** rng.uniform(-1, 1, 384),
+        np.ones(384),
+        np.r_[1e20, rng.standard_normal(383)],
+        1e6 + np.arange(384) * 0.0625,
+    ]
+    x = np.array(rows, np.float32)
+    y = np.empty_like(x)
+    subtract_medians(x, y, np.arange(384), np.array([384]), np.ones(1, np.float32))
+    ordered = np.sort(x, axis=1)
+    np.testing.assert_array_equal(y, x - ((ordered[:, 191] + ordered[:, 192]) * np.float32(0.5))[:, None])
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [
+        ({"mode": "average"}, "mode is 'average'; allowed are 'mean', 'median', 'passthrough'"),
+        ({"include_current": 1}, "include_current is 1; allowed are True and False"),
+        ({"axis": 0}, "axis is 0; allowed are None and a name"),
+    ],
+)
+def test_settings_are_checked(asked, error):
+    with pytest.raises((TypeError, ValueError), match=error):
+        CommonRereferenceSettings(**asked)
+
+
+def test_a_change_of_library_and_type_in_the_stream():
+    transformer = CommonRereferenceTransformer(mode="median", channel_groups=GROUPS["two"], include_current=False)
+    for seed, convert in enumerate([mx.array, np.array, lambda x: mx.array(x).astype(mx.float16), np.float64]):
+        given_message = message(convert(noise(5, seed)))
+        expected = Namesake(mode="median", channel_groups=GROUPS["two"], include_current=False)(given_message)
+        np.testing.assert_array_equal(np.array(transformer(given_message).data), np.array(expected.data))
