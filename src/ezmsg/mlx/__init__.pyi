@@ -130,6 +130,12 @@ from .offline import (
     Opened as Opened,
 )
 from .offline import (
+    PieceSink as PieceSink,
+)
+from .offline import (
+    PiecewiseSink as PiecewiseSink,
+)
+from .offline import (
     ProcessedRecording as ProcessedRecording,
 )
 from .offline import (

@@ -19,6 +19,7 @@ from .stream.averaging import MIN_ALPHA, AveragesStream, alpha_of, pairs_of, val
 from .stream.checks import as_float, check_fields, check_mlx, is_real
 from .stream.convert import as_float32, is_mlx_array
 from .stream.settings import TransformerTakesSettings, UnitTakesSettings
+from .stream.settling import averaging_time
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -168,6 +169,12 @@ class EWMATransformer(TransformerTakesSettings, AveragesStream[EWMASettings, EWM
     """
 
     _OPERATION = _OPERATION
+
+    def settling_time(self, tolerance: float, gain: float) -> float:
+        """See :class:`ezmsg.mlx.stream.settling.Settles`; infinite if it does not accumulate."""
+        if self.settings.passthrough:
+            return 0.0
+        return averaging_time(self.settings.time_constant, tolerance) if self.settings.accumulate else math.inf
 
     def _begin(self, message: AxisArray) -> None:
         state = self._state

@@ -24,6 +24,7 @@ from .stream.convert import as_float32, is_mlx_array
 from .stream.filterstate import HOST, KERNEL, FilterState, as_scipy, for_sigproc, to_mlx
 from .stream.sampling import first_samples, is_same_rate, stream_dimension, with_known_rate
 from .stream.settings import TransformerTakesSettings, UnitTakesSettings, own_settings
+from .stream.settling import filter_time
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -101,6 +102,10 @@ class FilterTransformer(TransformerTakesSettings, _Filters, sigproc.FilterTransf
         if self._is_to_skip(message):
             return self._skipped(message)
         return await super().__acall__(message)
+
+    def settling_time(self, tolerance: float, gain: float) -> float:
+        """See :class:`ezmsg.mlx.stream.settling.Settles`."""
+        return filter_time(self.settings.coefs, self.settings.coef_type, tolerance, gain)
 
     def _is_to_skip(self, message: AxisArray) -> bool:
         if type(message) is not AxisArray:

@@ -17,6 +17,7 @@ from .stream.checks import check_message
 from .stream.convert import is_mlx_array
 from .stream.sampling import sampling_period, stream_dimension, with_known_rate
 from .stream.settings import TransformerTakesSettings
+from .stream.settling import filter_time
 
 if TYPE_CHECKING:
     from ezmsg.sigproc.butterworthfilter import ButterworthFilterSettings
@@ -84,6 +85,13 @@ class FilterByDesign(
         super().update_settings(new_settings, **kwargs)
         # The filter in use is compared with the settings at each message instead.
         self._state.needs_redesign = False
+
+    def settling_time(self, tolerance: float, gain: float) -> float:
+        """See :class:`ezmsg.mlx.stream.settling.Settles`."""
+        if not self.settings.order:
+            return 0.0
+        coefs = cast(_Designer, self).get_design_function()(1.0 / gain, coef_type="sos")
+        return filter_time(coefs, "sos", tolerance, gain)
 
     def _hash_message(self, message: AxisArray) -> int:
         if self._state.filter is not None:

@@ -72,6 +72,10 @@ class ReadLateTransformer(BaseStatefulTransformer[ReadLateSettings, AxisArray, l
         self._state.waiting += (owned_message(message) if self.settings.depth else message,)
         return self._read(self.settings.depth)
 
+    def settling_time(self, tolerance: float, gain: float) -> float:
+        """See :class:`ezmsg.mlx.stream.settling.Settles`: values do not depend on the messages before."""
+        return 0.0
+
     def flush(self) -> list[AxisArray]:
         """Read what still waits."""
         return self._read(0)

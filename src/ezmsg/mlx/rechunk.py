@@ -129,6 +129,10 @@ class RechunkTransformer(BaseStatefulTransformer[RechunkSettings, AxisArray, lis
         self._state.carry, self._state.n_carried = rest, n_total - sum(wanted)
         return flushed + pieces
 
+    def settling_time(self, tolerance: float, gain: float) -> float:
+        """See :class:`ezmsg.mlx.stream.settling.Settles`: values do not depend on the messages before."""
+        return 0.0
+
     def flush(self) -> list[AxisArray]:
         """Take the carry out, for the end of an offline run.
 

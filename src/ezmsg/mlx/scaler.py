@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, cast
 
 import ezmsg.core as ez
@@ -23,6 +24,7 @@ from .stream.averaging import AveragesStream, alpha_of, pairs_of, values_of
 from .stream.checks import check_mlx
 from .stream.convert import as_float32, is_mlx_array
 from .stream.settings import TransformerTakesSettings, UnitTakesSettings
+from .stream.settling import averaging_time
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -155,6 +157,12 @@ class AdaptiveStandardScalerTransformer(
             for average in (self._state.samps_ewma, self._state.vars_sq_ewma):
                 if average is not None:
                     average.settings = replace(average.settings, accumulate=value)
+
+    def settling_time(self, tolerance: float, gain: float) -> float:
+        """See :class:`ezmsg.mlx.stream.settling.Settles`; infinite if it does not accumulate."""
+        if self.settings.passthrough:
+            return 0.0
+        return averaging_time(self.settings.time_constant, tolerance) if self.settings.accumulate else math.inf
 
     def _begin(self, message: AxisArray) -> None:
         state = self._state

@@ -5,7 +5,16 @@ They and :class:`ZarrSink` need the extra ``offline``. Others can take their pla
 have to do is said by :class:`RecordingSource`, :class:`RecordingFormat` and :class:`ResultSink`.
 """
 
-from .contracts import Opened, RecordingFormat, RecordingSource, ResultSink, SegmentInfo, StreamInfo
+from .contracts import (
+    Opened,
+    PieceSink,
+    PiecewiseSink,
+    RecordingFormat,
+    RecordingSource,
+    ResultSink,
+    SegmentInfo,
+    StreamInfo,
+)
 from .formats import (
     RecordingInfo,
     describe_recording,
@@ -24,6 +33,8 @@ __all__ = [
     "NWBSource",
     "NeoSource",
     "Opened",
+    "PieceSink",
+    "PiecewiseSink",
     "ProcessedRecording",
     "RawBinarySource",
     "RecordingFormat",

@@ -10,7 +10,7 @@ import functools
 import platform
 import sys
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 
 import numpy as np
@@ -59,7 +59,7 @@ def description(step: Step) -> str:
             return f"{name} {settings!r}"
         fields = [field.name for field in dataclasses.fields(settings) if field.name not in _WITHOUT_EFFECT]
         text = f"{name}({', '.join(f'{field}={_shown(getattr(settings, field))}' for field in fields)})"
-    parts = _parts(step)
+    parts = parts_of(step)
     return f"{text} of [{', '.join(map(description, parts.values()))}]" if parts else text
 
 
@@ -72,7 +72,7 @@ def _shown(value: object) -> str:
     return repr(value)
 
 
-def _parts(step: object) -> Mapping[str, typing.Any]:
+def parts_of(step: object) -> Mapping[str, typing.Any]:
     """The steps that a composite consists of, by their names; empty for any other step."""
     if isinstance(step, BaseChainTransformer):
         return step.stages
@@ -108,7 +108,7 @@ def _processor() -> str:
 
 def check_savable(step: Step) -> None:
     """Raise :obj:`CannotSave` for a step with state that cannot be seen, like a function or a generator."""
-    for part in _parts(step).values():
+    for part in parts_of(step).values():
         check_savable(part)
     if not isinstance(step, BaseProcessor):
         raise CannotSave(f"{description(step)} is not a processor of ezmsg-baseproc, so its state is not known")
@@ -117,7 +117,21 @@ def check_savable(step: Step) -> None:
 def as_made(step: Step) -> Made:
     """What attributes a step has when it is made, so that :func:`save` sees whether it keeps data in others."""
     found: Made = [(step, dict(vars(step)))] if isinstance(step, BaseProcessor) else []
-    return [*found, *(each for part in _parts(step).values() for each in as_made(part))]
+    return [*found, *(each for part in parts_of(step).values() for each in as_made(part))]
+
+
+def check_keeps_nothing(made: Iterable[tuple[BaseProcessor, dict[str, object]]]) -> None:
+    """Raise :obj:`CannotSave` for a step that keeps something outside of its state.
+
+    Args:
+        made: What :func:`as_made` gave before its first message.
+    """
+    for part, before in made:
+        changed = {name for name, value in vars(part).items() if name not in before or before[name] is not value}
+        if (kept := sorted(changed - _BASE_ATTRIBUTES)) and not _is_ours(part):
+            raise CannotSave(
+                f"{type(part).__name__} keeps {', '.join(kept)} outside of its state, which cannot be saved"
+            )
 
 
 def save(step: Step, made: Made | None = None) -> bytes | None:
@@ -132,12 +146,7 @@ def save(step: Step, made: Made | None = None) -> bytes | None:
             step keeps something outside of its state (ezmsg-sigproc's ButterworthZeroPhase does).
     """
     check_savable(step)
-    for part, before in made or ():
-        changed = {name for name, value in vars(part).items() if name not in before or before[name] is not value}
-        if (kept := sorted(changed - _BASE_ATTRIBUTES)) and not _is_ours(part):
-            raise CannotSave(
-                f"{type(part).__name__} keeps {', '.join(kept)} outside of its state, which cannot be saved"
-            )
+    check_keeps_nothing(made or ())
     if not isinstance(step, Stateful):
         return None
     try:
@@ -163,7 +172,7 @@ def check(step: Step, saved: bytes) -> None:
         ValueError: It cannot.
     """
     kept = unpack(saved, _packages(step))
-    by_name = bool(_parts(step)) or (isinstance(step, Stateful) and hasattr(step.state, "__dict__"))
+    by_name = bool(parts_of(step)) or (isinstance(step, Stateful) and hasattr(step.state, "__dict__"))
     if not isinstance(step, Stateful) or by_name != isinstance(kept, dict):
         raise ValueError(f"a saved state is not one of {type(step).__name__}")
 
@@ -193,7 +202,7 @@ def restore(step: Step, saved: bytes) -> None:
 
 
 def _kept(step: Stateful) -> object:
-    if parts := _parts(step):
+    if parts := parts_of(step):
         return {name: _Nested(_kept(part)) for name, part in parts.items() if isinstance(part, Stateful)}
     state = step.state
     if not hasattr(state, "__dict__"):
@@ -206,7 +215,7 @@ def _kept(step: Stateful) -> object:
 def _restore(step: object, kept: object) -> None:
     if not isinstance(step, Stateful):
         raise ValueError(f"A saved state is not one of {type(step).__name__}.")
-    if parts := _parts(step):
+    if parts := parts_of(step):
         for name, value in typing.cast(dict[str, _Nested], kept).items():
             _restore(parts.get(name), value.kept)
         return

@@ -1,7 +1,7 @@
 """What a source of recordings, a format of them and a sink of results have to do, so that others can be added."""
 
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,3 +133,39 @@ class ResultSink(typing.Protocol):
 
     def close(self) -> None:
         """Let go. Without a commit, what the last checkpoint needs stays, and nothing under the final name."""
+
+
+class PieceSink(typing.Protocol):
+    """Takes the results of one piece of a recording. It is pickled, and used on a worker."""
+
+    def open(self) -> bytes | None:
+        """Begin. The note of an earlier :meth:`commit` if the results of this piece are there already, else None."""
+
+    def append(self, message: AxisArray) -> None:
+        """Take the next results."""
+
+    def commit(self, note: bytes) -> None:
+        """Keep the results, which may be none, together with *note*; all of them or nothing."""
+
+    def close(self) -> None:
+        """Let go. Without a commit, nothing of the piece is kept."""
+
+
+class PiecewiseSink(ResultSink, typing.Protocol):
+    """A sink that several workers write to, each the results of one piece of the recording."""
+
+    def piece(self, number: int, n_results: int) -> PieceSink:
+        """The sink of a piece, once this one is open. What it keeps is kept until this one is committed.
+
+        Args:
+            number: Of the piece, from 0.
+            n_results: Length of the results of a piece that is not the last.
+        """
+
+    def join(self, n_pieces: int, about: Mapping[str, float]) -> None:
+        """Make the results of all pieces, in order, those of this sink, to be committed.
+
+        Args:
+            n_pieces: Number of pieces, all of which have been committed.
+            about: What is to be kept of how they were made, under the name ``pieces``.
+        """

@@ -23,12 +23,13 @@ from .packing import pack
 from .unpacking import unpack
 from .zarraxes import labels_of, times
 from .zarrgroup import DIMENSIONS, add_array, add_labels, consolidate, describe, new_group
+from .zarrpieces import JoinsPieces, rows_of_chunk
 
 if typing.TYPE_CHECKING:
     import zarr
 
 
-class ZarrSink:
+class ZarrSink(JoinsPieces):
     """A Zarr group as a sink for :func:`ezmsg.mlx.process_recording`.
 
     The group (Zarr format 2, which every version reads) holds ``data`` of shape (time, ...), ``time`` in seconds, one
@@ -217,7 +218,7 @@ class ZarrSink:
     def _create(self, message: AxisArray, dims: list[str], data: npt.NDArray) -> None:
         self._group = group = new_group(self.partial / "results")
         row = data.dtype.itemsize * math.prod(data.shape[1:])
-        rows = max(int(self._chunk_bytes / max(row, 1)), 1)
+        rows = rows_of_chunk(max(int(self._chunk_bytes / max(row, 1)), 1), self._n_rows)
         rest = data.shape[1:]
         self._times = "time" if "time" not in dims[1:] else dims[0]
         labels = labels_of(message, dims[1:], {"data", self._times})

@@ -1,0 +1,110 @@
+"""A chain over a recording, one sample after the other, in this process."""
+
+import math
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import ezmsg.core as ez
+from ezmsg.baseproc import resolve_stream_dim
+
+from ..rechunk import RechunkSettings, RechunkTransformer
+from ..stream.steps import Chain, Step, steps_of
+from . import checkpoint
+from .contracts import RecordingSource, ResultSink
+from .progress import Report
+from .resumable import ResumableChain
+
+
+@dataclass(frozen=True)
+class ProcessedRecording:
+    """What :func:`process_recording` did."""
+
+    n_samples: int
+    """Length of the recording in samples."""
+
+    first_sample: int
+    """The sample that this run began at: 0, or the place of a checkpoint; ``n_samples`` if there was nothing to do.
+    With several workers, how many samples were there already."""
+
+    n_pieces: int = 1
+    """Into how many pieces the recording was cut."""
+
+    largest_difference: float | None = None
+    """What the results of neighbouring pieces differ by in front of their seam, at most, as a share of the largest
+    result of the channel; None where there is no seam, or the results were there."""
+
+
+def process_in_order(
+    source: RecordingSource,
+    chain_factory: Callable[[], Chain],
+    sink: ResultSink,
+    rechunk: RechunkSettings | None,
+    checkpoint_seconds: float,
+    report: Report | None,
+) -> ProcessedRecording:
+    """See :func:`ezmsg.mlx.process_recording`; *report* is called after each chunk."""
+    every = float(checkpoint_seconds) * float(source.sampling_rate)
+    steps = chain_of(chain_factory, rechunk)
+    chain = ResumableChain(steps)
+    recipe = recipe_of(source, steps)
+    try:
+        opened = sink.open(recipe, f"{recipe}\n{checkpoint.environment()}")
+        if opened.is_complete:
+            ez.logger.info(f"Results are there already: {source.identity}")
+            return ProcessedRecording(source.n_samples, source.n_samples)
+        first = done = saved_at = _resumed(chain, sink, opened.checkpoint, source.identity)
+        for message in source.read(first):
+            for result in chain.process(message):
+                sink.append(result)
+            done += message.data.shape[message.get_axis_idx(resolve_stream_dim(message))]
+            if report is not None:
+                report(done, source.n_samples)
+            if done - saved_at >= every and done < source.n_samples:
+                saved_at = done
+                try:
+                    state = chain.save(done)
+                except checkpoint.CannotSave as error:
+                    ez.logger.info(f"No checkpoints, an interrupted run will start over: {error} ({source.identity}).")
+                    every = math.inf
+                else:
+                    sink.checkpoint(state)
+        if done != source.n_samples:
+            raise ValueError(f"{source.identity} has {source.n_samples} samples, but {done} were read.")
+        for result in chain.flush():
+            sink.append(result)
+        sink.commit()
+        return ProcessedRecording(source.n_samples, first)
+    finally:
+        sink.close()
+
+
+def _resumed(chain: ResumableChain, sink: ResultSink, saved: bytes | None, recording: str) -> int:
+    """The sample to go on at, with the chain in the state that it had there."""
+    if saved is None:
+        return 0
+    try:
+        done = chain.restore(saved)
+    except ValueError as error:
+        ez.logger.info(f"The last checkpoint cannot be used ({error}); starting over with {recording}.")
+        sink.restart()
+        return 0
+    ez.logger.info(f"Going on at sample {done} of {recording}.")
+    return done
+
+
+def recipe_of(source: RecordingSource, steps: list[Step]) -> str:
+    """The recording and the settings of the chain, as text whose first line is the recording."""
+    return "\n".join([source.identity, *map(checkpoint.description, steps)])
+
+
+def chain_of(chain_factory: Callable[[], Chain], rechunk: RechunkSettings | None) -> list[Step]:
+    """The chain with what cuts the recording in front.
+
+    Raises:
+        TypeError: *chain_factory* is not a callable, or builds no chain.
+    """
+    if not callable(chain_factory):
+        raise TypeError(f"chain_factory is {chain_factory!r}; allowed is a callable that builds a chain.")
+    steps = steps_of(chain_factory(), "what chain_factory returned")
+    return steps if rechunk is None else [typing.cast(Step, RechunkTransformer(rechunk)), *steps]

@@ -1,0 +1,211 @@
+"""Results of pieces of a recording in Zarr groups of their own, and one group made of them.
+
+Chunks that lie in the whole as they lie in a piece are not compressed anew: the same file gets a second name (a hard
+link). A piece has such chunks where the length of its results is a multiple of the length of a chunk, which is chosen
+for that. Until the whole is committed, nothing of a piece is written or removed.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import typing
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy.typing as npt
+from ezmsg.util.messages.axisarray import AxisArray
+
+from .durable import FolderLock, is_there, sync_folder, sync_tree
+from .extra import import_extra
+
+if typing.TYPE_CHECKING:
+    import zarr
+
+    from .zarrsink import ZarrSink
+
+_NOTE = "note"
+"""File in the group of a piece."""
+
+_SECONDS_TO_WAIT = 600.0
+"""For a worker that somebody has given up, while it was still alive."""
+
+
+def rows_of_chunk(most: int, n_rows: int | None) -> int:
+    """Length of a chunk: *most* at most, and a divisor of *n_rows* if one is not much shorter."""
+    if not n_rows or n_rows <= most:
+        return n_rows or most
+    fewest = -(-n_rows // most)
+    return next((n_rows // n for n in range(fewest, 2 * fewest + 1) if n_rows % n == 0), most)
+
+
+class JoinsPieces:
+    """What lets :class:`~.zarrsink.ZarrSink`, which is derived from it, be written in pieces."""
+
+    path: Path
+    partial: Path
+    _wait: float
+    _lock: FolderLock | None
+    _fingerprint: str
+    _group: zarr.Group | None
+    _arrays: dict[str, zarr.Array]
+    _times: str
+    _waiting: list[tuple[npt.NDArray, npt.NDArray]]
+    _n_waiting: int
+    _n_written: int
+
+    _n_rows: int | None = None
+    """Rows of a piece, of which a chunk is to be a divisor; None for results that are not a piece."""
+
+    def piece(self, number: int, n_results: int) -> ZarrPiece:
+        """See :obj:`ezmsg.mlx.PiecewiseSink`."""
+        return ZarrPiece(self, self._folder(), number, n_results)
+
+    def _folder(self) -> Path:
+        """Where the pieces are; those of other settings are elsewhere, whoever still writes them."""
+        return self.partial / f"pieces-{zlib.crc32(self._fingerprint.encode()):08x}"
+
+    def join(self, n_pieces: int, about: Mapping[str, float]) -> None:
+        """See :obj:`ezmsg.mlx.PiecewiseSink`.
+
+        Raises:
+            ValueError: Results of two pieces do not fit together.
+        """
+        zarr = import_extra("zarr")
+        results = self.partial / "results"
+        shutil.rmtree(results, ignore_errors=True)
+        paths = [self._folder() / f"{number}.zarr" for number in range(n_pieces)]
+        with_rows = [path for path in paths if is_there(path / ".zgroup")]
+        if not with_rows:
+            return
+        streamed = _streamed(zarr.open_group(str(with_rows[0]), mode="r"))
+        _copy_without_rows(with_rows[0], results, streamed)
+        self._group = group = zarr.open_group(str(results), mode="r+")
+        group.attrs["pieces"] = dict(about)
+        self._times = streamed[1]
+        self._arrays = {name: group[name] for name in streamed}
+        self._waiting, self._n_waiting, self._n_written = [], 0, 0
+        for array in self._arrays.values():
+            array.resize((0, *array.shape[1:]))
+        for path in with_rows:
+            piece = zarr.open_group(str(path), mode="r")
+            _check_alike(piece["data"], self._arrays["data"])
+            self._extend({name: piece[name] for name in streamed}, path)
+
+    def _extend(self, rows: dict[str, zarr.Array], path: Path) -> None:
+        """Add the rows of a piece, by links where its chunks lie as they are to lie."""
+        size, n = self._arrays["data"].chunks[0], rows["data"].shape[0]
+        linked = 0
+        if not self._n_waiting and all(array.chunks[0] == size for array in rows.values()):
+            while linked + size <= n and all(self._link(rows[name], path / name, linked // size) for name in rows):
+                linked += size
+                self._n_written += size
+            for array in self._arrays.values():
+                array.resize((self._n_written, *array.shape[1:]))
+        for begin in range(linked, n, size):
+            end = min(begin + size, n)
+            self._waiting.append((rows[self._times][begin:end], rows["data"][begin:end]))
+            self._n_waiting += end - begin
+            if self._n_waiting >= size:
+                self._write_full_chunks()
+
+    def _link(self, array: zarr.Array, folder: Path, chunk: int) -> bool:
+        """Give a chunk of a piece, as a file, its name in the whole as well; whether that could be done."""
+        rest = ".0" * (len(array.shape) - 1)
+        new = self._n_written // array.chunks[0]
+        try:
+            os.link(folder / f"{chunk}{rest}", self.partial / "results" / folder.name / f"{new}{rest}")
+        except OSError:  # a file system without links, or chunks that are not files of these names
+            return False
+        return True
+
+    def _write_full_chunks(self) -> None:
+        raise NotImplementedError
+
+
+def _sink_of_piece(sink: JoinsPieces, path: Path, n_rows: int) -> ZarrSink:
+    """A sink with the options of *sink* for the results of a piece."""
+    inner = typing.cast("ZarrSink", copy.copy(sink))
+    inner.path = path
+    inner.partial = path.with_name(path.name + ".partial")
+    inner._wait = _SECONDS_TO_WAIT
+    inner._lock = None
+    inner._n_rows = n_rows
+    inner._forget()
+    return inner
+
+
+class ZarrPiece:
+    """The results of one piece, see :obj:`ezmsg.mlx.PieceSink`.
+
+    Args:
+        sink: That of the recording, which is open.
+        folder: Of all pieces.
+        number: Of this one.
+        n_rows: Rows of a piece that is not the last.
+    """
+
+    def __init__(self, sink: JoinsPieces, folder: Path, number: int, n_rows: int) -> None:
+        self.path = folder / f"{number}.zarr"
+        self._inner = _sink_of_piece(sink, self.path, n_rows)
+        self._has_rows = False
+
+    def open(self) -> bytes | None:
+        """See :obj:`ezmsg.mlx.PieceSink`."""
+        if (note := self._note()) is not None:
+            return note
+        if self._inner.open("piece", "piece").is_complete or (note := self._note()) is not None:
+            return self._note()
+        self._has_rows = False
+        return None
+
+    def _note(self) -> bytes | None:
+        if not is_there(self.path / _NOTE):
+            return None
+        return (self.path / _NOTE).read_bytes()
+
+    def append(self, message: AxisArray) -> None:
+        """See :obj:`ezmsg.mlx.PieceSink`."""
+        self._inner.append(message)
+        self._has_rows = True
+
+    def commit(self, note: bytes) -> None:
+        """See :obj:`ezmsg.mlx.PieceSink`."""
+        results = self._inner.partial / "results"
+        results.mkdir(exist_ok=True)
+        (results / _NOTE).write_bytes(note)
+        if self._has_rows:
+            self._inner.commit()
+            return
+        sync_tree(results)
+        os.rename(results, self.path)
+        sync_folder(self.path.parent)
+
+    def close(self) -> None:
+        """See :obj:`ezmsg.mlx.PieceSink`."""
+        self._inner.close()
+
+
+def _streamed(group: zarr.Group) -> tuple[str, str]:
+    """Names of the arrays with a row for each result: the data, and the times of the rows."""
+    dim = group["data"].attrs["_ARRAY_DIMENSIONS"][0]
+    return "data", "time" if "time" not in group["data"].attrs["_ARRAY_DIMENSIONS"][1:] else dim
+
+
+def _copy_without_rows(piece: Path, results: Path, streamed: tuple[str, str]) -> None:
+    """The group of a piece, with labels and attributes, but without the chunks of what is streamed."""
+
+    def ignored(folder: str, names: list[str]) -> list[str]:
+        if Path(folder) == piece:
+            return [_NOTE]
+        return [name for name in names if not name.startswith(".")] if Path(folder).name in streamed else []
+
+    shutil.copytree(piece, results, ignore=ignored)
+
+
+def _check_alike(array: zarr.Array, whole: zarr.Array) -> None:
+    one, other = ((each.shape[1:], each.dtype, dict(each.attrs)) for each in (array, whole))
+    if one != other:
+        raise ValueError(f"Results have (shape, dtype, attributes) {one}, those before had {other}: they do not fit.")
