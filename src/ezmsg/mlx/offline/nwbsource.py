@@ -11,7 +11,6 @@ from ezmsg.util.messages.axisarray import AxisArray, AxisBase, LinearAxis
 from ezmsg.util.messages.util import replace
 
 from ..stream.checks import check_number, check_path
-from ..stream.sampling import value_at
 from .extra import import_extra
 from .faults import fault, faults_of
 from .nwbseries import Place, Series, find_series, list_series, read_series
@@ -102,7 +101,8 @@ class NWBSource:
                         continue
                     time = replace(typing.cast(LinearAxis, self._template.axes["time"]), offset=offset)
                     if first < start:
-                        time, first = replace(time, offset=value_at(time, start - first)), start
+                        offset += (start - first) / self.sampling_rate
+                        time, first = replace(time, offset=offset), start
                     axes = {**self._template.axes, "time": time}
                     yield replace(self._template, data=samples[first - begin : last - begin], axes=axes)
 

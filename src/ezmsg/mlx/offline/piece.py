@@ -10,7 +10,6 @@ from ezmsg.baseproc import resolve_stream_dim
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
-from ..kernels.layout import LARGEST_SAMPLE
 from ..rechunk import RechunkSettings
 from ..stream.convert import is_mlx_array, mlx_to_numpy
 from ..stream.segments import Layout, Segment, cut
@@ -141,6 +140,8 @@ def _split(message: AxisArray, n: int) -> tuple[AxisArray, AxisArray]:
 
 def _check_finite(message: AxisArray, recording: str) -> None:
     """ValueError for a sample in a margin that averages and filters leave out: they would settle later."""
+    from ..kernels.layout import LARGEST_SAMPLE
+
     data = message.data
     if data.dtype.kind == "f" and not (np.abs(data) <= LARGEST_SAMPLE).all():
         raise ValueError(

@@ -1,7 +1,6 @@
 """Where a recording is cut into pieces of time, and how much earlier each begins."""
 
 import math
-import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,6 @@ from ezmsg.baseproc.stateful import Stateful
 from ..stream.settling import ResultGrid, result_grid, says_settling, settling_time
 from ..stream.steps import Step
 from . import checkpoint
-from . import knownstages as knownstages  # registers ezmsg-sigproc's transformers
 
 LEAST_MARGINS = 4
 """Length of a piece in margins, at least: what is computed twice is a quarter of the whole or less."""
@@ -134,6 +132,9 @@ def unspoken(steps: Sequence[Step]) -> list[Step]:
 
 def _flat(steps: Sequence[Step]) -> Iterator[Step]:
     """The steps, with those that composites consist of in their places, unless a composite speaks for itself."""
+    # What the transformers of ezmsg-sigproc say; here, since its filters load MLX.
+    from . import knownstages  # noqa: F401
+
     for step in steps:
         parts = list(checkpoint.parts_of(step).values())
         if parts and isinstance(step, CompositeProcessor) and not hasattr(step, "settling_time"):
@@ -176,4 +177,4 @@ def begin_at(steps: Sequence[Step], gain: float, number: int) -> None:
     """Have a fresh chain begin with the result of that number."""
     for grid in reversed(list(grids_of(steps, gain))):
         grid.begin(number)
-        number = typing.cast(int, grid.start_of(number))
+        number = grid.start_of(number)

@@ -7,7 +7,6 @@
     process_recording(source, make_chain, sink)
 """
 
-import contextlib
 import functools
 import typing
 from collections.abc import Callable, Iterator
@@ -95,9 +94,7 @@ def process_recording(
         if workers is None:
             return process_in_order(source, chain_factory, sink, rechunk, checkpoint_seconds, report)
         told = None if report is None else lambda number, done, total: report(done, total)
-        finished = process_in_pieces([(source, sink)], options, _crew_of(workers), told)
-        with contextlib.closing(finished):
-            (_, outcome), *_ = finished
+        ((_, outcome),) = process_in_pieces([(source, sink)], options, _crew_of(workers), told)
         if isinstance(outcome, Exception):
             raise outcome
         return outcome

@@ -95,9 +95,9 @@ def process_in_pieces(
             if not queue.in_flight:
                 return
             for event in crew.wait():
-                outcome = queue.take(event)
-                if outcome is not None:
-                    yield outcome
+                finished = queue.take(event)
+                if finished is not None:
+                    yield finished
     finally:
         crew.close()
         queue.close()

@@ -15,16 +15,16 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import numpy.typing as npt
 from ezmsg.util.messages.axisarray import AxisArray
 
+from .contracts import ResultSink
 from .durable import FolderLock, is_there, sync_folder, sync_tree
 from .extra import import_extra
 
 if typing.TYPE_CHECKING:
     import zarr
-
-    from .zarrsink import ZarrSink
 
 _NOTE = "note"
 """File in the group of a piece."""
@@ -61,7 +61,12 @@ class JoinsPieces:
 
     def piece(self, number: int, n_results: int) -> ZarrPiece:
         """See :obj:`ezmsg.mlx.PiecewiseSink`."""
-        return ZarrPiece(self, self._folder(), number, n_results)
+        inner = copy.copy(self)
+        inner.path = self._folder() / f"{number}.zarr"
+        inner.partial = inner.path.with_name(inner.path.name + ".partial")
+        inner._wait, inner._lock, inner._n_rows = _SECONDS_TO_WAIT, None, n_results
+        inner._forget()
+        return ZarrPiece(typing.cast(ResultSink, inner), inner.path, inner.partial)
 
     def _folder(self) -> Path:
         """Where the pieces are; those of other settings are elsewhere, whoever still writes them."""
@@ -73,26 +78,26 @@ class JoinsPieces:
         Raises:
             ValueError: Results of two pieces do not fit together.
         """
-        zarr = import_extra("zarr")
+        open_group = import_extra("zarr").open_group
         results = self.partial / "results"
         shutil.rmtree(results, ignore_errors=True)
         paths = [self._folder() / f"{number}.zarr" for number in range(n_pieces)]
         with_rows = [path for path in paths if is_there(path / ".zgroup")]
         if not with_rows:
             return
-        streamed = _streamed(zarr.open_group(str(with_rows[0]), mode="r"))
+        streamed = _streamed(open_group(str(with_rows[0]), mode="r"))
         _copy_without_rows(with_rows[0], results, streamed)
-        self._group = group = zarr.open_group(str(results), mode="r+")
+        self._group = group = open_group(str(results), mode="r+")
         group.attrs["pieces"] = dict(about)
         self._times = streamed[1]
-        self._arrays = {name: group[name] for name in streamed}
+        self._arrays = {name: typing.cast("zarr.Array", group[name]) for name in streamed}
         self._waiting, self._n_waiting, self._n_written = [], 0, 0
         for array in self._arrays.values():
             array.resize((0, *array.shape[1:]))
         for path in with_rows:
-            piece = zarr.open_group(str(path), mode="r")
-            _check_alike(piece["data"], self._arrays["data"])
-            self._extend({name: piece[name] for name in streamed}, path)
+            piece = open_group(str(path), mode="r")
+            _check_alike(typing.cast("zarr.Array", piece["data"]), self._arrays["data"])
+            self._extend({name: typing.cast("zarr.Array", piece[name]) for name in streamed}, path)
 
     def _extend(self, rows: dict[str, zarr.Array], path: Path) -> None:
         """Add the rows of a piece, by links where its chunks lie as they are to lie."""
@@ -106,7 +111,8 @@ class JoinsPieces:
                 array.resize((self._n_written, *array.shape[1:]))
         for begin in range(linked, n, size):
             end = min(begin + size, n)
-            self._waiting.append((rows[self._times][begin:end], rows["data"][begin:end]))
+            when, data = (np.asarray(rows[name][begin:end]) for name in (self._times, "data"))
+            self._waiting.append((when, data))
             self._n_waiting += end - begin
             if self._n_waiting >= size:
                 self._write_full_chunks()
@@ -121,50 +127,41 @@ class JoinsPieces:
             return False
         return True
 
-    def _write_full_chunks(self) -> None:
+    def _forget(self) -> None:
         raise NotImplementedError
 
-
-def _sink_of_piece(sink: JoinsPieces, path: Path, n_rows: int) -> ZarrSink:
-    """A sink with the options of *sink* for the results of a piece."""
-    inner = typing.cast("ZarrSink", copy.copy(sink))
-    inner.path = path
-    inner.partial = path.with_name(path.name + ".partial")
-    inner._wait = _SECONDS_TO_WAIT
-    inner._lock = None
-    inner._n_rows = n_rows
-    inner._forget()
-    return inner
+    def _write_full_chunks(self) -> None:
+        raise NotImplementedError
 
 
 class ZarrPiece:
     """The results of one piece, see :obj:`ezmsg.mlx.PieceSink`.
 
     Args:
-        sink: That of the recording, which is open.
-        folder: Of all pieces.
-        number: Of this one.
-        n_rows: Rows of a piece that is not the last.
+        inner: A sink for them.
+        path: Its group.
+        partial: Where that is until it is complete.
     """
 
-    def __init__(self, sink: JoinsPieces, folder: Path, number: int, n_rows: int) -> None:
-        self.path = folder / f"{number}.zarr"
-        self._inner = _sink_of_piece(sink, self.path, n_rows)
+    def __init__(self, inner: ResultSink, path: Path, partial: Path) -> None:
+        self._inner = inner
+        self._path = path
+        self._partial = partial
         self._has_rows = False
 
     def open(self) -> bytes | None:
         """See :obj:`ezmsg.mlx.PieceSink`."""
         if (note := self._note()) is not None:
             return note
-        if self._inner.open("piece", "piece").is_complete or (note := self._note()) is not None:
-            return self._note()
+        is_complete = self._inner.open("piece", "piece").is_complete
         self._has_rows = False
-        return None
+        # Another worker may have finished it meanwhile.
+        return self._note() if is_complete else None
 
     def _note(self) -> bytes | None:
-        if not is_there(self.path / _NOTE):
+        if not is_there(self._path / _NOTE):
             return None
-        return (self.path / _NOTE).read_bytes()
+        return (self._path / _NOTE).read_bytes()
 
     def append(self, message: AxisArray) -> None:
         """See :obj:`ezmsg.mlx.PieceSink`."""
@@ -173,15 +170,15 @@ class ZarrPiece:
 
     def commit(self, note: bytes) -> None:
         """See :obj:`ezmsg.mlx.PieceSink`."""
-        results = self._inner.partial / "results"
+        results = self._partial / "results"
         results.mkdir(exist_ok=True)
         (results / _NOTE).write_bytes(note)
         if self._has_rows:
             self._inner.commit()
             return
         sync_tree(results)
-        os.rename(results, self.path)
-        sync_folder(self.path.parent)
+        os.rename(results, self._path)
+        sync_folder(self._path.parent)
 
     def close(self) -> None:
         """See :obj:`ezmsg.mlx.PieceSink`."""
@@ -190,8 +187,8 @@ class ZarrPiece:
 
 def _streamed(group: zarr.Group) -> tuple[str, str]:
     """Names of the arrays with a row for each result: the data, and the times of the rows."""
-    dim = group["data"].attrs["_ARRAY_DIMENSIONS"][0]
-    return "data", "time" if "time" not in group["data"].attrs["_ARRAY_DIMENSIONS"][1:] else dim
+    dims = typing.cast("list[str]", group["data"].attrs["_ARRAY_DIMENSIONS"])
+    return "data", "time" if "time" not in dims[1:] else dims[0]
 
 
 def _copy_without_rows(piece: Path, results: Path, streamed: tuple[str, str]) -> None:
@@ -199,7 +196,7 @@ def _copy_without_rows(piece: Path, results: Path, streamed: tuple[str, str]) ->
 
     def ignored(folder: str, names: list[str]) -> list[str]:
         if Path(folder) == piece:
-            return [_NOTE]
+            return [_NOTE, ".zmetadata"]
         return [name for name in names if not name.startswith(".")] if Path(folder).name in streamed else []
 
     shutil.copytree(piece, results, ignore=ignored)

@@ -23,6 +23,8 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from .coefficients import check_ba
+
 SLACK = 1e3
 """What the response of a filter to how it began may be larger than the fall of its slowest pole says."""
 
@@ -119,7 +121,7 @@ def filter_time(coefs: object, coef_type: str, tolerance: float, gain: float) ->
     largest radius of its poles, from :data:`SLACK` times the input at most.
 
     Args:
-        coefs: *b* and *a* (a tuple, or an object with these attributes), sections, or None for no filter.
+        coefs: *b* and *a* (a tuple or ezmsg-sigproc's ``FilterCoefficients``), sections, or None for no filter.
         coef_type: ``"sos"`` for sections, ``"ba"`` for *b* and *a*.
         tolerance: Share of the input that is left.
         gain: Seconds between samples.
@@ -134,8 +136,8 @@ def filter_time(coefs: object, coef_type: str, tolerance: float, gain: float) ->
         radius = max(_radius(section[3:]) for section in sections)
         n_taps = 2 * len(sections) + 1
     else:
-        b, a = (coefs.b, coefs.a) if hasattr(coefs, "b") else coefs  # type: ignore[misc]
-        radius, n_taps = _radius(np.atleast_1d(np.asarray(a))), max(np.size(b), np.size(a))
+        b, a = check_ba(coefs)
+        radius, n_taps = _radius(a), max(len(b), len(a))
     if radius >= 1.0:
         return math.inf
     n_feedback = math.log(SLACK / tolerance) / -math.log(radius) if radius > 0.0 else 0.0
