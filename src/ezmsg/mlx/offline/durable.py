@@ -98,6 +98,17 @@ def is_of_the_system(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno is not None and not isinstance(error, missing)
 
 
+def write_durably(path: Path, content: bytes) -> None:
+    """Write a file that is there with all of *content*, or not at all."""
+    new = path.with_name(path.name + ".new")
+    with open(new, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, path)
+    sync_folder(path.parent)
+
+
 def sync_tree(folder: Path) -> None:
     """Wait until everything in *folder* is on the disk, so that a new name never stands for less than all of it."""
     for parent, _, names in os.walk(folder):

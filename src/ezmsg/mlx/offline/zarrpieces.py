@@ -2,7 +2,7 @@
 
 Chunks that lie in the whole as they lie in a piece are not compressed anew: the same file gets a second name (a hard
 link). A piece has such chunks where the length of its results is a multiple of the length of a chunk, which is chosen
-for that. Until the whole is committed, nothing of a piece is written or removed.
+for that. Until the whole is committed, no file of a piece that is complete is written to or removed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,11 @@ import numpy.typing as npt
 from ezmsg.util.messages.axisarray import AxisArray
 
 from .contracts import ResultSink
-from .durable import FolderLock, is_there, sync_folder, sync_tree
+from .durable import FolderLock, is_there, write_durably
 from .extra import import_extra
 
 if typing.TYPE_CHECKING:
     import zarr
-
-_NOTE = "note"
-"""File in the group of a piece."""
 
 _SECONDS_TO_WAIT = 600.0
 """For a worker that somebody has given up, while it was still alive."""
@@ -66,7 +63,7 @@ class JoinsPieces:
         inner.partial = inner.path.with_name(inner.path.name + ".partial")
         inner._wait, inner._lock, inner._n_rows = _SECONDS_TO_WAIT, None, n_results
         inner._forget()
-        return ZarrPiece(typing.cast(ResultSink, inner), inner.path, inner.partial)
+        return ZarrPiece(typing.cast(ResultSink, inner), inner.path)
 
     def _folder(self) -> Path:
         """Where the pieces are; those of other settings are elsewhere, whoever still writes them."""
@@ -139,29 +136,30 @@ class ZarrPiece:
 
     Args:
         inner: A sink for them.
-        path: Its group.
-        partial: Where that is until it is complete.
+        path: Its group. Beside it is the note, which is written last: a piece without one is not complete.
     """
 
-    def __init__(self, inner: ResultSink, path: Path, partial: Path) -> None:
+    def __init__(self, inner: ResultSink, path: Path) -> None:
         self._inner = inner
         self._path = path
-        self._partial = partial
+        self._note = path.with_suffix(".note")
         self._has_rows = False
 
     def open(self) -> bytes | None:
         """See :obj:`ezmsg.mlx.PieceSink`."""
-        if (note := self._note()) is not None:
-            return note
-        is_complete = self._inner.open("piece", "piece").is_complete
+        note = self._read_note()
+        if note is None and self._inner.open("piece", "piece").is_complete:
+            # Another worker has just finished it, or one has died before it wrote the note.
+            note = self._read_note()
+            if note is None:
+                shutil.rmtree(self._path)
+                self._inner.close()
+                self._inner.open("piece", "piece")
         self._has_rows = False
-        # Another worker may have finished it meanwhile.
-        return self._note() if is_complete else None
+        return note
 
-    def _note(self) -> bytes | None:
-        if not is_there(self._path / _NOTE):
-            return None
-        return (self._path / _NOTE).read_bytes()
+    def _read_note(self) -> bytes | None:
+        return self._note.read_bytes() if is_there(self._note) else None
 
     def append(self, message: AxisArray) -> None:
         """See :obj:`ezmsg.mlx.PieceSink`."""
@@ -170,15 +168,9 @@ class ZarrPiece:
 
     def commit(self, note: bytes) -> None:
         """See :obj:`ezmsg.mlx.PieceSink`."""
-        results = self._partial / "results"
-        results.mkdir(exist_ok=True)
-        (results / _NOTE).write_bytes(note)
         if self._has_rows:
             self._inner.commit()
-            return
-        sync_tree(results)
-        os.rename(results, self._path)
-        sync_folder(self._path.parent)
+        write_durably(self._note, note)
 
     def close(self) -> None:
         """See :obj:`ezmsg.mlx.PieceSink`."""
@@ -196,7 +188,7 @@ def _copy_without_rows(piece: Path, results: Path, streamed: tuple[str, str]) ->
 
     def ignored(folder: str, names: list[str]) -> list[str]:
         if Path(folder) == piece:
-            return [_NOTE, ".zmetadata"]
+            return [".zmetadata"]
         return [name for name in names if not name.startswith(".")] if Path(folder).name in streamed else []
 
     shutil.copytree(piece, results, ignore=ignored)
