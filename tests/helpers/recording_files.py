@@ -113,6 +113,19 @@ def write_blackrock(folder: Path, pauses: tuple[int, ...] = (), name: str = "rec
     return path
 
 
+def write_blackrock_ptp(folder: Path, stamps: np.ndarray) -> Path:
+    """A file of specification 3.0 with a time stamp in ns for each sample, 0.25 µV a count, at 2000 Hz."""
+    path = folder / "recording.ns2"
+    header = bytearray(write_blackrock(folder).read_bytes()[: 314 + 66 * N_CHANNELS])
+    header[8:10] = bytes([3, 0])
+    header[290:294] = struct.pack("<I", 10**9)
+    packet = np.dtype([("reserved", "u1"), ("stamp", "<u8"), ("n", "<u4"), ("samples", "<i2", N_CHANNELS)])
+    packets = np.zeros(len(DATA), packet)
+    packets["reserved"], packets["n"], packets["stamp"], packets["samples"] = 1, 1, stamps, DATA
+    path.write_bytes(bytes(header) + packets.tobytes())
+    return path
+
+
 def _text(text: str) -> bytes:
     encoded = text.encode("utf-16-le")
     return struct.pack("<I", len(encoded)) + encoded

@@ -204,13 +204,23 @@ def test_gaps_that_neo_would_fill_with_zeros_are_refused(tmp_path):
         open_recording(recording_files.write_open_ephys(tmp_path, gap=100))
 
 
-def test_intan_recordings_with_a_gap_are_refused(tmp_path):
-    path = recording_files.write_intan(tmp_path)
-    numbers = np.arange(len(DATA), dtype=np.int32)
-    numbers[500:] += 7
-    numbers.tofile(tmp_path / "time.dat")
-    with pytest.raises(ValueError, match="Timestamps are not continuous"):
-        open_recording(path)
+def test_gaps_in_time_stamps_of_intan_and_blackrock_are_followed(tmp_path):
+    numbers = np.arange(500, 500 + len(DATA), dtype=np.int64)
+    numbers[600:] += 1
+    jitter = np.random.default_rng(2).integers(-10_000, 10_000, len(DATA))
+    stamps = 1_700_000_000 * 10**9 + numbers * 500_000 + jitter
+    paths = recording_files.write_intan(tmp_path / "a"), recording_files.write_blackrock_ptp(tmp_path, stamps)
+    numbers.astype(np.int32).tofile(paths[0] / "time.dat")
+    for path, start in zip(paths, (0.25, 1_700_000_000.25), strict=True):
+        source = open_recording(path)
+        messages = list(source.read(0))
+        assert [len(message.data) for message in messages] == [600, 400] and source.gaps == [600]
+        np.testing.assert_array_equal(samples_of(source), DATA)
+        found = [message.axes["time"].offset - start for message in messages]
+        assert found == pytest.approx([0.0, 601 / RATE], abs=2e-5)
+    _shorten(paths[1], 3)
+    with pytest.raises(ValueError, match=r"recording.ns2 is truncated: it ends in the middle of a packet"):
+        open_recording(paths[1])
 
 
 def test_pauses_are_segments_of_which_one_or_all_are_read(tmp_path):

@@ -8,31 +8,14 @@ import math
 import typing
 from pathlib import Path
 
-import ezmsg.core as ez
 import numpy as np
-import numpy.typing as npt
 
 from .faults import fault
 from .neoreaders import Piece, Stream
+from .neoruns import Runs, one_run, runs_in
 
 if typing.TYPE_CHECKING:
     from neo.rawio.baserawio import BaseRawIO
-
-_BLOCK = 2**19
-"""Sample numbers that are read at once."""
-
-_SHORTEST_RUN = 4
-"""Samples that a run has on average; with fewer, sample numbers follow no rate."""
-
-
-class Runs(typing.NamedTuple):
-    """Samples of a segment that follow one another without a gap."""
-
-    firsts: npt.NDArray[np.int64]
-    """The sample that each begins with, counted from the start of the segment."""
-
-    times: npt.NDArray[np.float64]
-    """When, in seconds."""
 
 
 def runs_of(reader: "BaseRawIO", format: str, path: Path, stream: Stream, piece: Piece) -> Runs:
@@ -49,7 +32,7 @@ def runs_of(reader: "BaseRawIO", format: str, path: Path, stream: Stream, piece:
     start = float(reader.get_signal_t_start(piece.block, piece.segment, stream.number))
     if not math.isfinite(start):
         raise fault(path, stream.name, f"begins at {start} s; allowed is a finite number.")
-    return Runs(np.zeros(1, np.int64), np.array([start]))
+    return one_run(start)
 
 
 def _buffer(reader: "BaseRawIO", stream: Stream, piece: Piece) -> dict[str, typing.Any] | None:
@@ -140,26 +123,7 @@ def _check_open_ephys_binary(reader: typing.Any, path: Path, stream: Stream, pie
             None,
             f"has shape {numbers.shape} and dtype {numbers.dtype}; allowed is an integer for each of the {n} samples.",
         )
-    rate = reader.get_signal_sampling_rate(stream.number)
-    firsts = [0, *_jumps(numbers)]
-    times = numbers[firsts].astype(np.float64) / rate
-    if n < _SHORTEST_RUN * len(firsts) and len(firsts) > 1:
-        raise fault(file, None, "has sample numbers that follow no rate.")
-    backward = [first for first in firsts[1:] if numbers[first] <= numbers[first - 1]]
-    if backward:
-        ez.logger.warning(
-            f"{file}: the sample numbers step back at sample {backward[0]}; the results have the times of the file."
-        )
-    return Runs(np.array(firsts, np.int64), times)
-
-
-def _jumps(numbers: npt.NDArray[np.integer]) -> list[int]:
-    """Samples whose number does not follow that of the sample before."""
-    found: list[int] = []
-    for begin in range(0, len(numbers), _BLOCK):
-        block = np.asarray(numbers[begin : begin + _BLOCK + 1], np.int64)
-        found += (np.flatnonzero(np.diff(block) != 1) + begin + 1).tolist()
-    return found
+    return runs_in(numbers, 1, 1 / reader.get_signal_sampling_rate(stream.number), file)
 
 
 _HEADER, _RECORD, _SAMPLES = 1024, 2070, 1024
@@ -188,34 +152,47 @@ def _all_pieces(reader: "BaseRawIO") -> list[tuple[int, int]]:
     return [(block, segment) for block in range(reader.block_count()) for segment in range(reader.segment_count(block))]
 
 
-def _check_blackrock(reader: typing.Any, path: Path, stream: Stream, piece: Piece) -> None:
-    if path.is_dir() or not path.suffix.lower().startswith(".ns"):
-        return
+_PTP_TOLERANCE = 0.9
+"""Time stamps of a clock are not as even as numbers; a single sample that is missing makes 1."""
+
+
+def _check_blackrock(reader: typing.Any, path: Path, stream: Stream, piece: Piece) -> Runs | None:
+    """The runs in a file with a time stamp for each sample (Precision Time Protocol); None for others."""
     with open(path, "rb") as file:
         header = file.read(314)
-    if header[:8] == b"NEURALSG":
-        return
     in_headers, resolution = (int.from_bytes(header[begin : begin + 4], "little") for begin in (10, 290))
+    if not path.suffix.lower().startswith(".ns") or header[:8] == b"NEURALSG" or resolution != 10**9:
+        return None
     n_channels = int.from_bytes(header[310:314], "little")
-    packet = 13 + 2 * n_channels
-    if resolution == 10**9 and (path.stat().st_size - in_headers) % packet and len(_all_pieces(reader)) == 1:
-        n = reader.get_signal_size(piece.block, piece.segment, stream.number)
-        if n == (path.stat().st_size - in_headers) // packet:
-            raise fault(path, None, "is truncated: it ends in the middle of a packet.")
+    packet = np.dtype([("reserved", "u1"), ("stamp", "<u8"), ("n", "<u4"), ("samples", "<i2", n_channels)])
+    n, rest = divmod(path.stat().st_size - in_headers, packet.itemsize)
+    packets = np.memmap(path, packet, "r", in_headers, n)
+    if packets["n"][0] != 1:
+        return None
+    if rest:
+        raise fault(path, None, "is truncated: it ends in the middle of a packet.")
+    sizes = [reader.get_signal_size(*each, stream.number) for each in _all_pieces(reader)]
+    first = sum(sizes[: piece.segment])
+    rate = reader.get_signal_sampling_rate(stream.number)
+    return runs_in(
+        packets["stamp"][first : first + sizes[piece.segment]], 1e9 / rate, 1e-9, path, tolerance=_PTP_TOLERANCE
+    )
 
 
 def _check_intan(reader: typing.Any, path: Path, stream: Stream, piece: Piece) -> Runs:
     n, rate = reader.get_signal_size(0, 0, stream.number), reader.get_signal_sampling_rate(stream.number)
     numbers = reader.get_intan_timestamps()
     main_rate = max(reader.get_signal_sampling_rate(each) for each in range(reader.signal_streams_count()))
-    if round(n * main_rate / rate) != len(numbers):
+    ratio = round(main_rate / rate)
+    if n * ratio != len(numbers):
         raise fault(
             path,
             stream.name,
             f"has {n} samples at {rate} Hz, and {len(numbers)} time stamps at {main_rate} Hz: a file is truncated, or "
             "has another number of channels than the header says.",
         )
-    return Runs(np.zeros(1, np.int64), np.array([float(numbers[0]) / main_rate]))
+    runs = runs_in(numbers, 1, 1 / main_rate, path)
+    return Runs(-(-runs.firsts // ratio), runs.times)
 
 
 _CHECKS = {

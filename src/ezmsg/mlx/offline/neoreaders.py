@@ -1,6 +1,7 @@
 """neo's readers: which one reads a path, what it is given, and what streams and segments it finds there."""
 
 import inspect
+import math
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -98,12 +99,14 @@ def _of_intan(path: Path) -> dict[str, object]:
         if len(headers) != 1:
             raise fault(path, None, "is a folder without an info.rhd or info.rhs.")
         path = headers[0]
-    return {"filename": str(path)}
+    # Gaps in the time stamps are followed, so neo need not refuse them.
+    return {"filename": str(path), "ignore_integrity_checks": True}
 
 
 def _of_blackrock(path: Path) -> dict[str, object]:
     number = path.suffix.lower().removeprefix(".ns")
-    arguments: dict[str, object] = {"filename": str(path), "gap_tolerance_ms": 0.0}
+    arguments: dict[str, object] = {"filename": str(path), "gap_tolerance_ms": math.inf}
+    # Gaps in time stamps are followed, so neo need not make segments of them. Pauses are segments all the same.
     if number.isdigit():
         arguments["nsx_to_load"] = int(number)
         with open(path, "rb") as file:

@@ -15,8 +15,9 @@ from ezmsg.util.messages.util import replace
 from ..stream.checks import check_number, check_path
 from .extra import import_extra
 from .faults import fault, faults_of
-from .neochecks import Runs, runs_of
+from .neochecks import runs_of
 from .neoreaders import Channels, Piece, Stream, channels_of, choose, open_reader
+from .neoruns import Runs
 from .neoscaling import scaling_of
 
 if typing.TYPE_CHECKING:
@@ -47,7 +48,8 @@ class NeoSource:
 
     Times are those of the format, in seconds: of the first sample of a run of SpikeGLX (``firstSample``), of the sample
     numbers of Open Ephys and Intan, of Blackrock's clock; raw binary files begin at 0. A message ends in front of each
-    gap in the sample numbers of Open Ephys (binary). A pause of Blackrock begins another segment.
+    gap in the sample numbers or time stamps of Open Ephys (binary), Intan and Blackrock (with a time stamp for each
+    sample). A pause in other files of Blackrock begins another segment. Open Ephys (legacy) with gaps is refused.
 
     Files whose length is not the one that their headers announce are refused, for SpikeGLX, Open Ephys, Intan,
     Blackrock and raw binary files. Of other formats, neo's word is taken.

@@ -54,16 +54,16 @@ def describe(data: "zarr.Array", times: "zarr.Array", message: AxisArray, labels
         message: The first results.
         labels: Names of all arrays of labels.
     """
-    dim = next(iter(data.attrs[DIMENSIONS]))
+    dims = typing.cast(list[str], data.attrs[DIMENSIONS])
     data.attrs.update(plain_attributes(message.attrs))
     if isinstance(message.attrs.get("unit"), str):
         data.attrs["units"] = message.attrs["unit"]
     # Those with the name of a dimension are known to be coordinates; a space would make two names of one.
-    others = [name for name in labels if name not in data.attrs[DIMENSIONS] and " " not in name]
+    others = [name for name in labels if name not in dims and " " not in name]
     if others:
         data.attrs["coordinates"] = " ".join(others)
-    _set_unit(times, getattr(message.axes.get(dim), "unit", "s"))
-    _set_rate(times, message, dim)
+    _set_unit(times, getattr(message.axes.get(dims[0]), "unit", "s"))
+    _set_rate(times, message, dims[0])
 
 
 def _set_unit(array: "zarr.Array", unit: str) -> None:
