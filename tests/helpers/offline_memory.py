@@ -79,7 +79,8 @@ class MemorySink:
         rows = [row for row in self.rows if row.data.size]
         self.lengths = [len(row.data) for row in rows]
         self.results = np.concatenate([row.data for row in rows])
-        self.times = np.concatenate([row.axes["time"].value(np.arange(len(row.data))) for row in rows])
+        axes = [row.axes.get("time", row.axes.get(row.dims[0])) for row in rows]
+        self.times = np.concatenate([axis.value(np.arange(n)) for axis, n in zip(axes, self.lengths, strict=True)])
 
     def close(self) -> None:
         self.n_closed += 1

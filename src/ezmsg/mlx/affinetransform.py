@@ -83,6 +83,10 @@ class CommonRereferenceTransformer(
 
     _groups: tuple[object, Groups] | None = None
 
+    def settling_time(self, tolerance: float, gain: float) -> float:
+        """See :class:`ezmsg.mlx.stream.settling.Settles`: a reference is that of one sample."""
+        return 0.0
+
     def _hash_message(self, message: AxisArray) -> int:
         if type(message) is not AxisArray:
             check_message(message, self)

@@ -1,0 +1,356 @@
+"""A recording in pieces of time: results like those of one run, and what is refused."""
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from ezmsg.baseproc import BaseTransformer
+from ezmsg.sigproc.affinetransform import CommonRereferenceTransformer
+from ezmsg.sigproc.aggregate import AggregateTransformer
+from ezmsg.sigproc.binned_aggregate import BinnedAggregateTransformer
+from ezmsg.sigproc.downsample import DownsampleTransformer
+from ezmsg.sigproc.window import WindowTransformer
+from ezmsg.util.messages.axisarray import AxisArray
+from ezmsg.util.messages.util import replace
+from helpers.offline_memory import MemorySink, MemorySource
+from helpers.processes import RecordedLog
+from scipy import signal
+
+from ezmsg.mlx import (
+    AsArrayTransformer,
+    ChainTransformer,
+    DetrendTransformer,
+    EWMATransformer,
+    PowTransformer,
+    ReadLateTransformer,
+    RechunkSettings,
+    ZarrSink,
+    process_recording,
+    process_recordings,
+)
+from ezmsg.mlx.butterworthfilter import ButterworthFilterTransformer
+from ezmsg.mlx.offline.zarrpieces import JoinsPieces, rows_of_chunk
+from ezmsg.mlx.scaler import AdaptiveStandardScalerTransformer
+from ezmsg.mlx.stream.settling import averaging_time, filter_time
+
+zarr = pytest.importorskip("zarr")
+pytest.importorskip("mlx.core")
+
+RATE = 1000.123
+"""So that bins of 10.5 ms begin at no regular samples."""
+
+
+def bins_chain():
+    return [
+        AsArrayTransformer(backend="mlx", dtype="float32"),
+        CommonRereferenceTransformer(mode="mean"),
+        DetrendTransformer(time_constant=0.03),
+        PowTransformer(exponent=2.0),
+        EWMATransformer(time_constant=0.01),
+        BinnedAggregateTransformer(bin_duration=0.0105),
+        DownsampleTransformer(factor=3),
+        ReadLateTransformer(depth=2),
+    ]
+
+
+def one_chain():
+    return ChainTransformer(make_chain=bins_chain)
+
+
+def filter_chain():
+    return [
+        AsArrayTransformer(backend="mlx", dtype="float32"),
+        ButterworthFilterTransformer(order=2, cuton=50.0, cutoff=200.0),
+        AdaptiveStandardScalerTransformer(time_constant=0.02),
+        AsArrayTransformer(backend="numpy"),
+    ]
+
+
+def window_chain():
+    return [
+        AsArrayTransformer(backend="numpy", dtype="float64"),
+        WindowTransformer(newaxis="win", window_dur=0.05, window_shift=0.013, zero_pad_until="none"),
+        AggregateTransformer(axis="time"),
+    ]
+
+
+def double():
+    return [AsArrayTransformer(backend="numpy", dtype="float32"), PowTransformer(exponent=2.0)]
+
+
+def source(n_samples=9000, **options):
+    return MemorySource(n_samples=n_samples, chunk=1700, **({"rate": RATE} | options))
+
+
+@pytest.fixture(scope="module")
+def executor():
+    """Workers that cost nothing to start: what a worker is, is not the point here."""
+    with ThreadPoolExecutor(1) as executor:
+        yield executor
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "results.zarr"
+
+
+def sink(path):
+    return ZarrSink(path, chunk_mb=0.03)
+
+
+def in_pieces(recording, factory, path, executor, **options):
+    options = {"rechunk": RechunkSettings(sizes=(64,)), "checkpoint_seconds": 1.9, "progress": False} | options
+    return process_recording(recording, factory, sink(path), workers=executor, **options)
+
+
+def in_one(recording, factory):
+    memory = MemorySink()
+    process_recording(recording, factory, memory, rechunk=RechunkSettings(sizes=(64,)), progress=False)
+    return memory
+
+
+def contents(path):
+    group = zarr.open_group(str(path), mode="r")
+    data = group["data"]
+    when = "time" if "time" in group else data.attrs["_ARRAY_DIMENSIONS"][0]
+    return data[:], group[when][:]
+
+
+# ----------------------------------------------------------------------------------------------------------- results
+
+
+@pytest.mark.parametrize("factory", [bins_chain, one_chain, filter_chain, window_chain])
+def test_results_are_those_of_one_run_within_the_tolerance(factory, path, executor):
+    expected = in_one(source(), factory)
+    done = in_pieces(source(), factory, path, executor)
+    data, times = contents(path)
+    np.testing.assert_allclose(times, expected.times, rtol=0, atol=1e-9)
+    assert data.shape == expected.results.shape and done.n_pieces > 3
+    peak = np.abs(expected.results).max(axis=0)
+    assert (np.abs(data - expected.results) <= 1e-6 * peak).all()
+    assert 0.0 <= done.largest_difference <= 1e-6
+    about = zarr.open_group(str(path), mode="r").attrs["pieces"]
+    assert (about["count"], about["largest_difference"]) == (done.n_pieces, done.largest_difference)
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+def test_a_recording_that_is_not_cut_gives_the_very_bits(path, executor):
+    expected = in_one(source(), filter_chain)
+    done = in_pieces(source(), filter_chain, path, executor, margin="exact")
+    np.testing.assert_array_equal(contents(path)[0], expected.results)
+    assert (done.n_pieces, done.largest_difference) == (1, None)
+
+
+def test_a_recording_of_one_piece_gives_the_very_bits(path, executor):
+    expected = in_one(source(), filter_chain)
+    assert in_pieces(source(), filter_chain, path, executor, checkpoint_seconds=math.inf).n_pieces == 1
+    np.testing.assert_array_equal(contents(path)[0], expected.results)
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_whole_chunks_of_pieces_are_linked_and_else_written_anew(has_links, path, executor, monkeypatch):
+    linked = []
+    link = JoinsPieces._link
+
+    def noted(self, array, folder, chunk):
+        if not has_links:
+            return False
+        linked.append((folder.name, chunk))
+        return link(self, array, folder, chunk)
+
+    monkeypatch.setattr(JoinsPieces, "_link", noted)
+    in_pieces(source(9001), double, path, executor)
+    np.testing.assert_array_equal(contents(path)[0], source(9001).data.astype(np.float32) ** 2)
+    assert bool(linked) == has_links
+    assert not (path / "data" / ".zarray").stat().st_nlink > 1
+
+
+def test_chunks_divide_a_piece_if_they_are_not_much_shorter_for_it():
+    assert rows_of_chunk(16384, None) == 16384
+    assert rows_of_chunk(16384, 1_800_000) == 16363 or 1_800_000 % rows_of_chunk(16384, 1_800_000) == 0
+    assert rows_of_chunk(100, 40) == 40
+    assert rows_of_chunk(100, 10007) == 100
+
+
+def test_progress_is_that_of_the_recording(path, executor):
+    told = []
+    in_pieces(source(), double, path, executor, progress=lambda *numbers: told.append(numbers))
+    assert told[-1] == (9000, 9000) and [done for done, _ in told] == sorted(done for done, _ in told)
+
+
+# ----------------------------------------------------------------------------------------------------------- margins
+
+
+@pytest.mark.parametrize(
+    "sos",
+    [
+        signal.butter(2, 300.0, "highpass", fs=30_000.0, output="sos"),
+        signal.butter(5, (300.0, 6000.0), "bandpass", fs=30_000.0, output="sos"),
+        signal.butter(4, 50.0, "lowpass", fs=30_000.0, output="sos"),
+        signal.cheby1(8, 0.1, 200.0, fs=2000.0, output="sos"),
+        signal.iirnotch(50.0, 30.0, 1000.0),
+    ],
+    ids=["high-pass", "band-pass", "low-pass", "Chebyshev", "notch"],
+)
+def test_a_filter_has_forgotten_how_it_began_after_its_settling_time(sos):
+    sos = sos if isinstance(sos, np.ndarray) else signal.tf2sos(*sos)
+    n = round(filter_time(sos, "sos", 1e-6, 1.0))
+    x = np.random.default_rng(0).standard_normal(2 * n + 1000).cumsum()
+    x -= x.mean()
+    whole = signal.sosfilt(sos, x)
+    begun_late = signal.sosfilt(sos, x[n:], zi=signal.sosfilt_zi(sos) * x[n])[0]
+    assert np.abs(whole[2 * n :] - begun_late[n:]).max() <= 1e-6 * np.abs(x).max()
+    # Not longer than it has to be by a lot: the slack that was given is not more than half of it.
+    assert np.abs(whole[n : n + n // 4] - begun_late[: n // 4]).max() > 1e-6 * np.abs(x).max()
+
+
+def test_settling_of_taps_and_averages():
+    assert filter_time((np.ones(7), np.array([1.0])), "ba", 1e-6, 0.5) == 3.5
+    assert filter_time(np.array([[1.0, 0, 0, 1.0, -1.0, 0]]), "sos", 1e-6, 1.0) == math.inf
+    assert math.exp(-averaging_time(2.0, 1e-6) / 2.0) == pytest.approx(1e-7)
+
+
+def test_a_step_that_says_nothing_is_named_and_a_given_margin_serves(path, executor):
+    def halved(message):
+        return replace(message, data=message.data / 2)
+
+    with pytest.raises(ValueError, match=r"halved does not say how long it remembers .*margin='exact'"):
+        in_pieces(source(), lambda: halved, path, executor)
+    assert in_pieces(source(), lambda: halved, path, executor, margin=0.0).n_pieces > 3
+    np.testing.assert_array_equal(contents(path)[0], source().data / 2)
+
+
+def test_a_step_that_does_not_forget_is_named(path, executor):
+    with pytest.raises(ValueError, match=r"EWMATransformer\(.*does not forget how it began"):
+        in_pieces(source(), lambda: EWMATransformer(accumulate=False), path, executor)
+
+
+def test_a_margin_that_is_too_short_is_found_out(path, executor):
+    with pytest.raises(ValueError, match=r"neighbouring pieces differ at .* s by 0\.\d+ of the largest, and tol"):
+        in_pieces(source(), filter_chain, path, executor, margin=0.02)
+    assert not path.exists()
+    done = in_pieces(source(), filter_chain, path, executor, margin=0.02, tolerance=0.5)
+    # The pieces were there: nothing is computed again for another tolerance.
+    assert done.first_sample == done.n_samples and 1e-6 < done.largest_difference < 0.5
+
+
+class Counting(BaseTransformer[None, AxisArray, AxisArray]):
+    """Says that it has no state."""
+
+    n_seen = 0
+
+    def _process(self, message):
+        self.n_seen += len(message.data)
+        return message
+
+
+class Halving(BaseTransformer[None, AxisArray, AxisArray]):
+    def _process(self, message):
+        return replace(message, data=message.data[::2])
+
+
+@pytest.mark.parametrize(
+    ("step", "match"),
+    [
+        (Counting, "Counting keeps n_seen outside of its state.*settling_time says how long"),
+        (Halving, "gave .* results of samples .*, but its steps say .*margin='exact'"),
+    ],
+)
+def test_a_step_that_is_not_what_it_seems_is_refused(step, match, path, executor):
+    with pytest.raises(ValueError, match=match):
+        in_pieces(source(), step, path, executor)
+    assert not path.exists()
+
+
+def test_samples_that_are_not_finite_in_a_margin_are_refused(path, executor):
+    def recording():
+        given = source()
+        given.data = given.data.astype(np.float32)
+        given.data[5000:5600] = np.nan
+        return given
+
+    with pytest.raises(ValueError, match="not finite where pieces begin"):
+        in_pieces(recording(), filter_chain, path, executor)
+    assert in_pieces(recording(), filter_chain, path, executor, margin="exact").n_pieces == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"workers": 0}, ValueError, "workers is 0; allowed is an integer >= 1"),
+        ({"workers": 1.5}, TypeError, "workers is 1.5"),
+        ({"margin": -1.0}, ValueError, "margin is -1.0; allowed"),
+        ({"margin": "long"}, TypeError, "margin is 'long'"),
+        ({"tolerance": 0.0}, ValueError, "tolerance is 0.0; allowed"),
+    ],
+)
+def test_arguments_are_checked(options, error, match, path):
+    with pytest.raises(error, match=match):
+        process_recording(source(), double, sink(path), **options)
+
+
+def test_a_sink_without_pieces_and_a_chain_that_cannot_be_sent_are_named(path, executor):
+    with pytest.raises(TypeError, match=r"sink is .*MemorySink.*margin='exact'"):
+        process_recording(source(), double, MemorySink(), workers=executor, progress=False)
+    with pytest.raises(TypeError, match=r"cannot be pickled .*function of a module"):
+        process_recording(source(), lambda: double(), sink(path), workers=1, progress=False)
+    assert not path.exists()
+
+
+# -------------------------------------------------------------------------------------------------------- one queue
+
+
+class Failing(MemorySource):
+    """Whose third reading raises in the middle, as a disk that fails does."""
+
+    fails = True
+
+    def read(self, start):
+        for message in super().read(start):
+            if self.fails and message.axes["time"].offset * self.sampling_rate > 4000:
+                raise OSError(5, "Input/output error")
+            yield message
+
+
+def test_recordings_are_one_queue_and_a_bad_one_does_not_stop_the_others(tmp_path, executor):
+    told = {}
+    recordings = [source(seed=0), Failing(n_samples=9000, chunk=1700, rate=RATE), source(seed=2)]
+    paths = [tmp_path / f"{number}.zarr" for number in range(3)]
+    taken = []
+
+    def pairs():
+        for number, (recording, path) in enumerate(zip(recordings, paths, strict=True)):
+            taken.append(number)
+            yield recording, sink(path)
+
+    outcomes = dict(
+        process_recordings(
+            pairs(),
+            filter_chain,
+            rechunk=RechunkSettings(sizes=(64,)),
+            checkpoint_seconds=1.9,
+            workers=executor,
+            progress=lambda number, done, total: told.update({number: (done, total)}),
+        )
+    )
+    assert outcomes.keys() == {0, 1, 2} and taken == [0, 1, 2]
+    assert isinstance(outcomes[1], OSError) and outcomes[0].n_pieces == outcomes[2].n_pieces > 3
+    assert [path.exists() for path in paths] == [True, False, True]
+    assert told[0] == told[2] == (9000, 9000)
+
+
+def test_pieces_that_are_there_are_left_alone_and_the_bits_are_those_of_a_run_without_faults(tmp_path, path, executor):
+    in_pieces(source(), filter_chain, tmp_path / "expected.zarr", executor)
+    failing = Failing(n_samples=9000, chunk=1700, rate=RATE)
+    with pytest.raises(OSError, match="Input/output"):
+        in_pieces(failing, filter_chain, path, executor)
+    assert not path.exists()
+    failing.fails = False
+    done = in_pieces(failing, filter_chain, path, executor)
+    assert 0 < done.first_sample < done.n_samples
+    for one, other in zip(contents(path), contents(tmp_path / "expected.zarr"), strict=True):
+        np.testing.assert_array_equal(one, other)
+    with RecordedLog() as log:
+        again = in_pieces(source(), filter_chain, path, executor)
+    assert again.first_sample == again.n_samples and any("there already" in info for info in log.infos)
