@@ -50,6 +50,7 @@ def test_defaults():
         "backend": "numpy",
         "dtype": None,
         "mlx_cache_limit_mb": 512.0,
+        "rounding": "truncate",
     }
 
 
@@ -57,7 +58,8 @@ def test_fields_and_enum_are_those_of_sigproc():
     def fields(settings: type) -> list[tuple[str, object]]:
         return [(field.name, field.default) for field in dataclasses.fields(settings)]
 
-    assert fields(AsArraySettings) == fields(sigproc.AsArraySettings)
+    # In their order, with those of this package behind them.
+    assert fields(AsArraySettings) == [*fields(sigproc.AsArraySettings), ("rounding", "truncate")]
     assert issubclass(AsArraySettings, sigproc.AsArraySettings)
     assert issubclass(AsArrayTransformer, sigproc.AsArrayTransformer)
     assert ArrayBackend is sigproc.ArrayBackend

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 mx = pytest.importorskip("mlx.core", exc_type=ImportError)
 
 from ezmsg.mlx import (
+    AsArraySettings,
+    AsArrayTransformer,
     BaseChainTransformer,
     ChainTransformer,
     EWMASettings,
@@ -110,6 +112,17 @@ def test_a_chain_is_fused_from_end_to_end(way):
 def test_each_stage_is_fused(name):
     chain = compare(chains.make([name]), chains.make([name]), chains.stream([60] * 3), exact=name not in chains.INEXACT)
     assert [(run.first, run.stop) for run in runs_of(chain)] == [(0, 3)]
+
+
+def test_integers_at_the_end_are_rounded_and_saturate(way):
+    def stages() -> list[BaseTransformer]:
+        to_numpy = AsArrayTransformer(AsArraySettings(backend="numpy", dtype="int16", rounding="nearest"))
+        return [*chains.make(["reference", "square"])[:-1], to_numpy]
+
+    chain = compare(stages(), stages(), chains.stream([60] * 6), exact=way == "cpu")
+    assert [(run.first, run.stop) for run in runs_of(chain)] == [(0, 4)]
+    result = chain(chains.stream([60] * 7)[6])
+    assert result.data.dtype == np.int16 and result.data.max() == 32767
 
 
 def test_averages_that_have_settled_go_on_as_those_of_the_stages(way):

@@ -24,6 +24,7 @@ from .stream.convert import (
     mlx_to_numpy,
     numpy_to_mlx,
 )
+from .stream.integers import ROUNDINGS, Rounding, is_integer, numpy_to_integers
 from .stream.settings import TransformerTakesSettings, UnitTakesSettings
 
 # MLX counts although it may not be installed, so that the error about its absence names the extra.
@@ -39,7 +40,8 @@ class AsArraySettings(sigproc.AsArraySettings):
     dtype: str | None = None
     """Target dtype, by its name in the target backend, for example ``"float32"``. None keeps the dtype, as far as
     the target has it: float64 becomes float32 in MLX. If the target is an integer type that does not hold all values
-    of the source, for example int16 for float32, values that do not fit change, NaN included. The log warns once."""
+    of the source, for example int16 for float32, values that do not fit change, NaN included. The log warns once.
+    ``rounding="nearest"`` keeps them in range instead."""
 
     mlx_cache_limit_mb: float | str | None = 512.0  # type: ignore[assignment]
     """Limit in MiB on MLX's buffer cache in the process that runs this node; only where the target is MLX.
@@ -53,6 +55,12 @@ class AsArraySettings(sigproc.AsArraySettings):
     The limit belongs to the process: where several nodes ask, the tightest is in force, whichever converts
     first (see :mod:`ezmsg.mlx.cache`). May be changed at run time."""
 
+    rounding: Rounding = "truncate"
+    """How values become integers, where ``dtype`` is a type of integers. ``"truncate"`` does what the array library
+    does: fractions are cut off, and what does not fit becomes another number. ``"nearest"`` rounds to the nearest
+    integer, to the even one of two (as ``numpy.rint``), and saturates: what is too large or too small becomes the
+    largest or the least integer, and NaN becomes 0. Between NumPy and MLX, in both directions and within each."""
+
     def __post_init__(self) -> None:
         check_cache_limit(self.mlx_cache_limit_mb, auto=True)
         backend = str(self.backend)
@@ -64,6 +72,10 @@ class AsArraySettings(sigproc.AsArraySettings):
         ):
             allowed = "the name of a dtype" if known is None else ", ".join(known)
             raise TypeError(f"dtype is {self.dtype!r}; allowed with backend {backend} are None and {allowed}.")
+        roundings = ROUNDINGS if known is not None else ROUNDINGS[:1]
+        if self.rounding not in roundings:
+            allowed = ", ".join(map(repr, roundings))
+            raise ValueError(f"rounding is {self.rounding!r}; allowed with backend {backend} are {allowed}.")
 
 
 class AsArrayTransformer(
@@ -81,6 +93,8 @@ class AsArrayTransformer(
             :func:`~ezmsg.mlx.cache.apply_cache_limit`).
         TypeError: Data of a dtype that the target cannot hold, naming it; what is given is not a message.
     """
+
+    settings: AsArraySettings
 
     node_name: str | None = None
     """What the log calls this node; the unit sets its address."""
@@ -102,12 +116,21 @@ class AsArrayTransformer(
             withdraw_cache_limit(self)
             self._asked_for_limit, self._counts = False, type(self)._counts
         if not is_mlx_array(data):
-            return super()._process(message)
+            return super()._process(message) if dtype is None else self._cast(message, dtype)
         if self.settings.backend == "numpy":
-            if dtype is not None:
+            rounds = self.settings.rounding == "nearest"
+            if dtype is not None and not rounds:
                 self._tell_narrowing(misfit(dtype_name(data), dtype), "NumPy")
-            return replace(message, data=mlx_to_numpy(data, dtype))
+            return replace(message, data=mlx_to_numpy(data, dtype, rounds=rounds))
         return super()._process(replace(message, data=mlx_to_numpy(data)))
+
+    def _cast(self, message: AxisArray, dtype: str) -> AxisArray:
+        """To another dtype, without MLX."""
+        if self.settings.rounding == "nearest" and is_integer(dtype):
+            data = np.asarray(message.data)
+            if data.dtype.kind in "biuf" and data.dtype != np.dtype(dtype.rstrip("_")):
+                return replace(message, data=numpy_to_integers(data, dtype))
+        return super()._process(message)
 
     def bound_cache(self, message: AxisArray) -> None:
         """Count the shape of a message that is converted to MLX, and keep the limit on MLX's cache in force.
@@ -137,9 +160,11 @@ class AsArrayTransformer(
         if is_mlx_array(data):
             if dtype is None or dtype_name(data) == dtype.rstrip("_"):
                 return message
-            converted, narrowed = mlx_to_mlx(data, dtype)
+            converted, narrowed = mlx_to_mlx(data, dtype, rounds=self.settings.rounding == "nearest")
         else:
-            converted, narrowed = numpy_to_mlx(data if isinstance(data, np.ndarray) else np.asarray(data), dtype)
+            data = data if isinstance(data, np.ndarray) else np.asarray(data)
+            rounds = dtype is not None and self.settings.rounding == "nearest"
+            converted, narrowed = numpy_to_mlx(data, dtype, rounds=rounds)
         self._tell_narrowing(narrowed, "MLX")
         return replace(message, data=converted)
 

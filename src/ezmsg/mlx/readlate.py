@@ -15,6 +15,7 @@ from ezmsg.util.messages.util import replace
 
 from .stream.checks import check_count, check_message
 from .stream.convert import NUMPY_DTYPES, is_mlx_array, mlx_to_numpy
+from .stream.integers import ROUNDINGS, Rounding, is_integer, numpy_to_integers
 from .stream.owned import owned_message
 
 
@@ -27,10 +28,15 @@ class ReadLateSettings(ez.Settings):
     dtype: str | None = None
     """NumPy dtype of the result, by name. None keeps the dtype (bfloat16 becomes float32)."""
 
+    rounding: Rounding = "truncate"
+    """How values become integers, as in :obj:`ezmsg.mlx.AsArraySettings`."""
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "depth", check_count("depth", self.depth, 0))
         if self.dtype is not None and not (isinstance(self.dtype, str) and self.dtype in NUMPY_DTYPES):
             raise TypeError(f"dtype is {self.dtype!r}; allowed are None and {', '.join(NUMPY_DTYPES)}.")
+        if self.rounding not in ROUNDINGS:
+            raise ValueError(f"rounding is {self.rounding!r}; allowed are {', '.join(map(repr, ROUNDINGS))}.")
 
 
 @processor_state
@@ -54,7 +60,7 @@ class ReadLateTransformer(BaseStatefulTransformer[ReadLateSettings, AxisArray, l
         TypeError: What is given is not a message.
     """
 
-    NONRESET_SETTINGS_FIELDS = frozenset({"depth", "dtype"})
+    NONRESET_SETTINGS_FIELDS = frozenset({"depth", "dtype", "rounding"})
 
     def _hash_message(self, message: AxisArray) -> int:
         if type(message) is not AxisArray:
@@ -87,11 +93,13 @@ class ReadLateTransformer(BaseStatefulTransformer[ReadLateSettings, AxisArray, l
         return [self._as_numpy(message) for message in due]
 
     def _as_numpy(self, message: AxisArray) -> AxisArray:
-        data, dtype = message.data, self.settings.dtype
+        data, dtype, rounds = message.data, self.settings.dtype, self.settings.rounding == "nearest"
         if is_mlx_array(data):
-            return replace(message, data=mlx_to_numpy(data, dtype))
+            return replace(message, data=mlx_to_numpy(data, dtype, rounds=rounds))
         if dtype is None or not isinstance(data, np.ndarray) or data.dtype == dtype:
             return message
+        if rounds and is_integer(dtype) and data.dtype.kind in "biuf":
+            return replace(message, data=numpy_to_integers(data, dtype))
         return replace(message, data=data.astype(dtype))
 
 

@@ -176,7 +176,7 @@ class CompiledRun(FusedRun):
         outputs, has_result, is_small = begun
         y = outputs.pop() if has_result else None
         if y is not None and self.ends.exit is not None:
-            result = mlx_to_numpy(y, self._dtype)
+            result = mlx_to_numpy(y, self._dtype, rounds=self._rounds)
             self._in_flight, self._is_idle = 0.0, True
             if is_small:
                 # MLX's cache gives its memory to the next result, and to nothing of the size of a message.

@@ -114,6 +114,7 @@ class FusedRun(abc.ABC):
         self._renames = self._dims != list(message.dims) or self._stream_dim != message.stream_dim
         self._shape, self._result_axis = tuple(result.data.shape), result.get_axis_idx(self._likeness.dim)
         self._dtype = ends.exit.settings.dtype if ends.exit is not None else None
+        self._rounds = ends.exit is not None and ends.exit.settings.rounding == "nearest"
         self._resident: Resident | None = None
 
     def __call__(self, message: AxisArray) -> AxisArray | None:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..stream.fusible import Array
+from ..stream.integers import is_integer, numpy_to_integers
 from .fusedrun import Arrays, FusedRun, Key, Steps
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class HostRun(FusedRun):
 
             return mx.array(y), arrays
         if self._dtype is not None and self._dtype != "float32":
+            if self._rounds and is_integer(self._dtype):
+                return numpy_to_integers(y, self._dtype), arrays
             return np.array(y, dtype=self._dtype), arrays
         # The result owns its memory, as that of AsArray does.
         return (y if y.base is None and y is not x else y.copy()), arrays

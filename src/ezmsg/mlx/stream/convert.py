@@ -14,6 +14,7 @@ import numpy as np
 
 from .device import uses_gpu
 from .hostpages import keep_on_host
+from .integers import is_integer, mlx_to_integers, numpy_to_integers
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -135,7 +136,7 @@ def _has_mlx_strides(data: np.ndarray) -> bool:
     return True
 
 
-def numpy_to_mlx(data: np.ndarray, dtype: str | None = None) -> tuple[mx.array, str]:
+def numpy_to_mlx(data: np.ndarray, dtype: str | None = None, *, rounds: bool = False) -> tuple[mx.array, str]:
     """Copy a NumPy array to MLX's default device.
 
     The result never shares memory with *data*, since ezmsg recycles the buffers that messages live in. Where
@@ -147,6 +148,8 @@ def numpy_to_mlx(data: np.ndarray, dtype: str | None = None) -> tuple[mx.array, 
         data: Array of any shape, byte order and strides; bool, integer, float or complex.
         dtype: A name in :data:`MLX_DTYPES`, or None to keep the dtype. float64 becomes float32, as it does in
             ``mlx.core.array``, unless float64 is asked for and the device has it (the CPU).
+        rounds: Whether values are rounded to the nearest integer and saturate, where *dtype* is one of integers, as in
+            :func:`~ezmsg.mlx.stream.integers.numpy_to_integers`. Otherwise they are cut off, and wrap.
 
     Returns:
         The MLX array, and the narrowing to warn about (like ``"float64 to float32"``; empty if none): one that
@@ -163,6 +166,8 @@ def numpy_to_mlx(data: np.ndarray, dtype: str | None = None) -> tuple[mx.array, 
         if np.ma.is_masked(data):
             raise TypeError("A masked array cannot be converted to MLX, which has no mask; fill it first.")
         data = data.data
+    if rounds and dtype is not None and is_integer(dtype) and data.dtype.kind in "biuf":
+        data = numpy_to_integers(data, dtype)
     cast, copy_as, widen_to, narrowed = _plan(data.dtype, dtype, uses_gpu())
     if cast is not None:
         data = data.astype(cast)
@@ -174,12 +179,14 @@ def numpy_to_mlx(data: np.ndarray, dtype: str | None = None) -> tuple[mx.array, 
     return _started(keep_on_host(mx.array(data)).astype(getattr(mx, widen_to))), narrowed
 
 
-def mlx_to_mlx(data: mx.array, dtype: str) -> tuple[mx.array, str]:
-    """Cast an MLX array; *dtype*, the result and the errors are those of :func:`numpy_to_mlx`."""
+def mlx_to_mlx(data: mx.array, dtype: str, *, rounds: bool = False) -> tuple[mx.array, str]:
+    """Cast an MLX array; the arguments, the result and the errors are those of :func:`numpy_to_mlx`."""
     import mlx.core as mx
 
     final = "float32" if dtype == "float64" and uses_gpu() else dtype
     _refuse_real(data, dtype)
+    if rounds and is_integer(dtype):
+        return _started(mlx_to_integers(data, dtype)), ""
     # Only MLX's CPU device knows float64, and casts from it.
     stream = mx.cpu if data.dtype == mx.float64 else None
     told = f"{dtype} to {final}" if final != dtype else misfit(dtype_name(data), final)
@@ -217,12 +224,13 @@ def as_float32(x: mx.array, operation: str) -> mx.array:
     return x.astype(mx.float32)
 
 
-def mlx_to_numpy(data: mx.array, dtype: str | None = None) -> np.ndarray:
+def mlx_to_numpy(data: mx.array, dtype: str | None = None, *, rounds: bool = False) -> np.ndarray:
     """Copy an MLX array to a NumPy array that owns its memory, evaluating it.
 
     Args:
         data: Array of any shape and dtype; bfloat16, which NumPy lacks, comes out as float32 (exact).
         dtype: Name of a NumPy dtype, or None to keep the dtype.
+        rounds: As in :func:`numpy_to_mlx`.
 
     Raises:
         TypeError: Complex data with a real *dtype*.
@@ -233,6 +241,8 @@ def mlx_to_numpy(data: mx.array, dtype: str | None = None) -> np.ndarray:
         _refuse_real(data, dtype)
     if data.dtype == mx.bfloat16:
         data = data.astype(mx.float32)
+    if rounds and dtype is not None and is_integer(dtype):
+        return numpy_to_integers(np.asarray(data), dtype)
     return np.array(data, dtype=dtype)
 
 
