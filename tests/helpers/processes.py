@@ -4,6 +4,7 @@ Such are MLX's cache limit, which modules are imported, and what a fork inherits
 """
 
 import asyncio
+import base64
 import functools
 import importlib
 import inspect
@@ -24,6 +25,8 @@ from typing import ParamSpec, TypeVar
 import ezmsg.core as ez
 import pytest
 
+from . import warm
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -36,41 +39,42 @@ TESTS = Path(__file__).parents[1]
 def in_fresh_process(test: Callable[P, None]) -> Callable[P, None]:
     """Run a test function in a new Python process, which shares nothing with that of pytest.
 
-    The test module is imported there anew; parameters and fixtures travel by pickle. What the function raises,
-    or a hang, fails the test. It may start processes and graphs itself.
+    The test module is imported there anew, as MLX and this package are; parameters and fixtures travel by pickle. What
+    the function raises, or a hang, fails the test. It may start processes and graphs itself.
     """
 
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         call = pickle.dumps((Path(inspect.getfile(test)), test.__name__, args, kwargs))
-        _run([sys.executable, "-m", "helpers.processes"], call)
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
+        process = warm.start(["-m", "helpers.processes"], environment=environment, with_stderr=True)
+        _output_of(process, base64.b64encode(call).decode())
 
     return run
 
 
 def run_code(code: str, *args: object) -> str:
-    """Run Python source in a new process, with *args* in ``sys.argv[1:]``; its output."""
-    return _run([sys.executable, "-c", inspect.cleandoc(code), *map(str, args)])
-
-
-def _run(command: list[str], stdin: bytes = b"") -> str:
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
+    """Run Python source in a process that has imported nothing, with *args* in ``sys.argv[1:]``; its output."""
     process = subprocess.Popen(
-        command,
+        [sys.executable, "-c", inspect.cleandoc(code), *map(str, args)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env=env,
+        text=True,
+        errors="replace",
         start_new_session=True,
     )
+    return _output_of(process)
+
+
+def _output_of(process: subprocess.Popen[str] | warm.Forked, given: str = "") -> str:
     try:
-        output, _ = process.communicate(stdin, timeout=TIME_LIMIT)
+        text, _ = process.communicate(given, timeout=TIME_LIMIT)
         ended = True
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
+        text, _ = process.communicate()
         ended = False
-    text = output.decode(errors="replace")
     if not ended:
         pytest.fail(f"The process did not end within {TIME_LIMIT:g} s.\n{text}", pytrace=False)
     if process.returncode != 0:
@@ -79,7 +83,7 @@ def _run(command: list[str], stdin: bytes = b"") -> str:
 
 
 def _main() -> None:
-    path, name, args, kwargs = pickle.load(sys.stdin.buffer)
+    path, name, args, kwargs = pickle.loads(base64.b64decode(sys.stdin.read()))
     # By its bare name, so that processes started from here can import it for what they unpickle.
     sys.path.insert(0, str(path.parent))
     test = getattr(importlib.import_module(path.stem), name)

@@ -3,14 +3,13 @@
 import contextlib
 import os
 import pathlib
-import signal
 import subprocess
-import sys
 
 import psutil
 import pytest
 
 from .examples import EXAMPLES, TIME_LIMIT
+from .warm import start
 
 SHARED_MEMORY = pathlib.Path("/dev/shm")
 
@@ -20,17 +19,7 @@ class Script:
 
     def __init__(self, *arguments: str) -> None:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("EZMSG_")}
-        self.process = subprocess.Popen(
-            [sys.executable, *arguments],
-            cwd=EXAMPLES,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            # As a terminal starts a program: one in the background of a script has Ctrl-C ignored, and passes that on.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
+        self.process = start(arguments, environment=environment, folder=EXAMPLES)
         self.pid = self.process.pid
         self.out = ""
         self.segments: set[str] = set()

@@ -1,0 +1,244 @@
+"""Python processes that have what takes longest to import: forked from one that has imported it and nothing else.
+
+A process of a graph spends a second of processor time on SciPy and numba before its first line of ours. Neither MLX,
+which must not be used on both sides of a fork, nor this package is loaded when a process is handed over. It is then the
+child of the process that asked for it, as one that was started in any other way.
+"""
+
+import builtins
+import contextlib
+import ctypes
+import gc
+import importlib
+import io
+import multiprocessing.process
+import os
+import pathlib
+import pickle
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import types
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+
+MODULES = ("numpy", "scipy.signal", "numba", "ezmsg.core", "ezmsg.baseproc", "ezmsg.util.messages.axisarray")
+
+TESTS = pathlib.Path(__file__).parents[1]
+
+_ADOPT_ORPHANS = 36
+"""``PR_SET_CHILD_SUBREAPER`` of Linux: who is left by its parent becomes a child of the process that has this set."""
+
+_OF_THE_MOMENT = ("PYTEST_CURRENT_TEST", "COLUMNS", "FORCE_COLOR", "PYTHONPATH")
+"""Variables that nothing in :data:`MODULES` reads, and the one that a new process heeds again."""
+
+_lock = threading.Lock()
+
+_template: "tuple[dict[str, str], socket.socket, subprocess.Popen] | None" = None
+"""Its environment, the way to it, and itself."""
+
+
+def start(
+    arguments: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    folder: str | os.PathLike | None = None,
+    with_stderr: bool = False,
+) -> "subprocess.Popen[str] | Forked":
+    """``python *arguments`` in a session of its own, with pipes; *with_stderr*, one for both outputs.
+
+    With another environment than the first process had, or elsewhere than on Linux, nothing is imported beforehand.
+    """
+    pipe = subprocess.PIPE
+    stderr = subprocess.STDOUT if with_stderr else pipe
+    if sys.platform == "linux":
+        with _lock:
+            channel = _channel(environment)
+            if channel is not None:
+                return Forked(channel, arguments, environment, os.fspath(folder or os.getcwd()), with_stderr)
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=environment,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=stderr,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+        preexec_fn=_heed_interrupts,
+    )
+
+
+def _heed_interrupts() -> None:
+    # As a terminal starts a program: one in the background of a script has Ctrl-C ignored, and passes that on.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _lasting(environment: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in environment.items() if key not in _OF_THE_MOMENT}
+
+
+def _channel(environment: Mapping[str, str]) -> socket.socket | None:
+    """To the process that forks; None if it has another environment."""
+    global _template
+    if _template is None:
+        ours, its = socket.socketpair()
+        command = [sys.executable, "-c", f"from helpers import warm; warm.serve({its.fileno()})"]
+        # It ends when this end of the channel is closed. Not a child to be waited for.
+        path = os.pathsep.join([str(TESTS), environment.get("PYTHONPATH", "")])
+        process = subprocess.Popen(
+            command,
+            env={**environment, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            pass_fds=[its.fileno()],
+            start_new_session=True,
+            preexec_fn=_heed_interrupts,
+        )
+        its.close()
+        _template = _lasting(environment), ours, process
+    its_environment, channel, _ = _template
+    return channel if its_environment == _lasting(environment) else None
+
+
+@contextlib.contextmanager
+def _adopting() -> Iterator[None]:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_ADOPT_ORPHANS, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")
+    try:
+        yield
+    finally:
+        libc.prctl(_ADOPT_ORPHANS, 0, 0, 0, 0)
+
+
+class Forked:
+    """What :class:`subprocess.Popen` with text and pipes is, as far as it is used here."""
+
+    def __init__(
+        self,
+        channel: socket.socket,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        folder: str,
+        with_stderr: bool,
+    ) -> None:
+        self.returncode: int | None = None
+        (its_in, our_in), (our_out, its_out) = os.pipe(), os.pipe()
+        our_err, its_err = (None, os.dup(its_out)) if with_stderr else os.pipe()
+        self.stdin = open(our_in, "w")
+        self.stdout = open(our_out, errors="replace")
+        self.stderr = None if our_err is None else open(our_err, errors="replace")
+        request = pickle.dumps((list(arguments), dict(environment), folder))
+        with _adopting():
+            socket.send_fds(channel, [len(request).to_bytes(8, "little")], [its_in, its_out, its_err])
+            channel.sendall(request)
+            self.pid = int.from_bytes(channel.recv(8, socket.MSG_WAITALL), "little")
+        for descriptor in (its_in, its_out, its_err):
+            os.close(descriptor)
+        if not self.pid:
+            raise RuntimeError("the process that forks has ended")
+        self._end = os.pidfd_open(self.pid)
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self._end], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("python", timeout or 0.0)
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            os.close(self._end)
+        return self.returncode
+
+    def communicate(self, given: str | None = None, timeout: float | None = None) -> tuple[str, str | None]:
+        read: dict[io.TextIOBase, str] = {}
+        outputs = [file for file in (self.stdout, self.stderr) if file is not None and not file.closed]
+        threads = [
+            threading.Thread(target=lambda file=file: read.update({file: file.read()}), daemon=True) for file in outputs
+        ]
+        for thread in threads:
+            thread.start()
+        if not self.stdin.closed:
+            with contextlib.suppress(BrokenPipeError):
+                self.stdin.write(given or "")
+                self.stdin.close()
+        self.wait(timeout)
+        for thread in threads:
+            thread.join(timeout)
+            if thread.is_alive():
+                raise subprocess.TimeoutExpired("python", timeout or 0.0)
+        for file in outputs:
+            file.close()
+        return read.get(self.stdout, ""), None if self.stderr is None else read.get(self.stderr, "")
+
+
+# ------------------------------------------------------------------------------------ in the process that is forked
+
+
+def serve(descriptor: int) -> None:
+    """Fork whenever somebody asks; in the new process, do what it is for and return."""
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+    for name in MODULES:
+        importlib.import_module(name)
+    # What there is by now is not looked through, and so not copied, in each process.
+    gc.freeze()
+    channel = socket.socket(fileno=descriptor)
+    while True:
+        head, given, _, _ = socket.recv_fds(channel, 8, 3)
+        if not head:
+            os._exit(0)
+        request = channel.recv(int.from_bytes(head, "little"), socket.MSG_WAITALL)
+        tell, told = os.pipe()
+        between = os.fork()
+        if not between:
+            if os.fork():
+                os._exit(0)
+            break
+        os.close(told)
+        child = os.read(tell, 8)
+        os.close(tell)
+        for descriptor in given:
+            os.close(descriptor)
+        # Until this has ended, the new process has another parent than it is to have.
+        os.waitpid(between, 0)
+        channel.sendall(child)
+    channel.close()
+    os.setsid()
+    for target, descriptor in enumerate(given):
+        os.dup2(descriptor, target)
+        os.close(descriptor)
+    os.write(told, os.getpid().to_bytes(8, "little"))
+    os.close(told)
+    os.close(tell)
+    _run(*pickle.loads(request))
+
+
+def _run(arguments: list[str], environment: dict[str, str], folder: str) -> None:
+    """As ``python *arguments`` does."""
+    before = {os.path.abspath(path) for path in os.environ["PYTHONPATH"].split(os.pathsep)}
+    others = [path for path in sys.path[1:] if path not in before]
+    sys.path[1:] = filter(None, [*environment.get("PYTHONPATH", "").split(os.pathsep), *others])
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    # Processes that are spawned from here begin there.
+    multiprocessing.process.ORIGINAL_DIR = folder
+    kind, *rest = arguments
+    main = types.ModuleType("__main__")
+    vars(main).update(__builtins__=builtins)
+    sys.modules["__main__"] = main
+    if kind == "-m":
+        sys.path[0] = folder
+        sys.argv[:] = rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif kind == "-c":
+        sys.path[0] = ""
+        sys.argv[:] = ["-c", *rest[1:]]
+        exec(compile(rest[0], "<string>", "exec"), vars(main))
+    else:
+        sys.path[0] = os.path.dirname(os.path.abspath(kind))
+        sys.argv[:] = arguments
+        main.__file__ = os.path.abspath(kind)
+        exec(compile(pathlib.Path(kind).read_bytes(), kind, "exec"), vars(main))
