@@ -19,7 +19,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-HEADER = pathlib.Path(__file__).with_suffix(".hpp")
+HERE = pathlib.Path(__file__)
+HEADER, RUNTIME = HERE.with_suffix(".hpp"), HERE.with_suffix(".cpp")
 
 COMPILER = shutil.which("c++") or shutil.which("g++") if sys.platform == "linux" else None
 """macOS has let go of what the emulation changes stacks with."""
@@ -31,26 +32,29 @@ C_TYPES = {mx.float32: "float", mx.int32: "int32_t", mx.int64: "int64_t"}
 
 
 def _compile(*arguments: object) -> None:
-    flags = ("-std=c++17", "-O1", "-w", "-fPIC", "-pthread")
-    subprocess.run([COMPILER, *flags, *map(str, arguments)], check=True)
+    subprocess.run([COMPILER, "-std=c++17", "-O1", "-w", "-fPIC", "-pthread", *map(str, arguments)], check=True)
 
 
 @functools.cache
 def _folder() -> tempfile.TemporaryDirectory:
-    folder = tempfile.TemporaryDirectory(prefix="cuda_emulation_")
-    # The compiler looks for this beside the header, and takes a quarter of the time with it.
-    _compile(
-        "-x", "c++-header", shutil.copy(HEADER, folder.name), "-o", pathlib.Path(folder.name, f"{HEADER.name}.gch")
-    )
-    return folder
+    return tempfile.TemporaryDirectory(prefix="cuda_emulation_")
+
+
+@functools.cache
+def _load_runtime() -> None:
+    library = pathlib.Path(_folder().name, "runtime.so")
+    _compile("-shared", RUNTIME, "-o", library)
+    # Kernels find it there, and are linked with nothing.
+    ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
 
 
 @functools.cache
 def _compiled(source: str) -> ctypes.CDLL:
+    _load_runtime()
     file = pathlib.Path(_folder().name, f"{hashlib.sha256(source.encode()).hexdigest()[:16]}.cpp")
     library = file.with_suffix(".so")
     file.write_text(source)
-    _compile("-shared", "-include", file.with_name(HEADER.name), file, "-o", library)
+    _compile("-shared", "-nostdlib", "-include", HEADER, file, "-o", library)
     return ctypes.CDLL(str(library))
 
 

@@ -30,8 +30,8 @@ from . import warm
 P = ParamSpec("P")
 T = TypeVar("T")
 
-TIME_LIMIT = 120.0
-"""Seconds after which a process is ended with all its children. Only a hang takes that long."""
+TIME_LIMIT = 300.0
+"""Seconds after which a process is ended with all its children. Only a hang takes that long, on a busy machine too."""
 
 TESTS = Path(__file__).parents[1]
 
@@ -46,8 +46,7 @@ def in_fresh_process(test: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         call = pickle.dumps((Path(inspect.getfile(test)), test.__name__, args, kwargs))
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
-        process = warm.start(["-m", "helpers.processes"], environment=environment, with_stderr=True)
+        process = warm.start(["-m", "helpers.processes"], environment=_environment(), with_stderr=True)
         _output_of(process, base64.b64encode(call).decode())
 
     return run
@@ -60,11 +59,16 @@ def run_code(code: str, *args: object) -> str:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
+        env=_environment(),
         text=True,
         errors="replace",
         start_new_session=True,
     )
     return _output_of(process)
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
 
 
 def _output_of(process: subprocess.Popen[str] | warm.Forked, given: str = "") -> str:
@@ -94,7 +98,7 @@ def _main() -> None:
         sys.exit("".join(traceback.TracebackException.from_exception(error, capture_locals=True).format()))
 
 
-def in_forked_child(function: Callable[[], T], time_limit: float = 20.0) -> T:
+def in_forked_child(function: Callable[[], T], time_limit: float = 120.0) -> T:
     """Call *function* in a forked child of this process; its result. AssertionError if the child hangs.
 
     On a thread of its own, as ezmsg runs units: MLX's streams belong to threads, and those of the parent's thread
@@ -181,7 +185,7 @@ def run_graph(
     components: dict[str, ez.Component],
     connections: Iterable[tuple[ez.Component, ez.Component]],
     process_components: Collection[ez.Component] = (),
-    time_limit: float = 60.0,
+    time_limit: float = 240.0,
 ) -> None:
     """Run a graph that ends by itself, with a server of its own; AssertionError if it does not end in time."""
     barked: list[bool] = []

@@ -86,7 +86,7 @@ def run_graph(processes: str, output: str) -> None:
 def test_a_chain_in_a_graph_gives_what_its_stages_give(processes, tmp_path):
     pytest.importorskip("mlx.core")
     output = tmp_path / "received.npz"
-    done = subprocess.run([sys.executable, __file__, processes, output], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, __file__, processes, output], capture_output=True, text=True, timeout=240)
     assert output.exists(), done.stdout + done.stderr
     received = np.load(output)
     offsets = received["offsets"]

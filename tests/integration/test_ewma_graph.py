@@ -125,7 +125,7 @@ def test_graph_gives_the_average_of_all_samples(processes, tmp_path):
     from helpers.ewma_cases import alpha_of, check_close, corrected
 
     output = tmp_path / "received.npz"
-    done = subprocess.run([sys.executable, __file__, processes, output], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, __file__, processes, output], capture_output=True, text=True, timeout=240)
     assert output.exists(), done.stdout + done.stderr
     received = np.load(output)
     offsets = received["offsets"]

@@ -68,7 +68,7 @@ def test_block_prints_something(name: str, shown: dict[str, tuple[str, str]]):
 def test_graph_prints_and_ends(name: str, tmp_path: Path):
     script = tmp_path / "graph.py"
     script.write_text(BLOCKS[name])
-    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
+    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240, check=False)
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("(300, 64)") >= 20, run.stdout + run.stderr
 

@@ -23,7 +23,7 @@ TO_NUMPY = AsArraySettings(backend="numpy")
 SQUARE = PowSettings(exponent=2.0)
 
 N_MESSAGES = 5
-TIME_LIMIT = 40.0
+TIME_LIMIT = 240.0
 """Seconds after which a process shows the stacks of its threads and ends. Only a hang takes that long."""
 
 CURE = 'multiprocessing.set_start_method("spawn")'

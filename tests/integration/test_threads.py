@@ -85,7 +85,7 @@ def test_eight_threads_convert_and_filter_at_once(needs_mlx):
         return run_here(seed)
 
     with ThreadPoolExecutor(N_THREADS) as executor:
-        results = list(executor.map(work, range(N_THREADS), timeout=60.0))
+        results = list(executor.map(work, range(N_THREADS), timeout=240.0))
     # Afterwards, so that the threads are the first to load MLX and to compile.
     for seed, result in enumerate(results):
         np.testing.assert_array_equal(result, run_here(seed))
@@ -98,5 +98,5 @@ def test_what_was_warmed_up_in_one_thread_works_in_others(needs_mlx):
     with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
         for number, message in enumerate(arrived[1:]):
             executor = (first, second)[number % 2]
-            pieces += executor.submit(chain, message).result(timeout=60.0)
+            pieces += executor.submit(chain, message).result(timeout=240.0)
     np.testing.assert_array_equal(np.concatenate(pieces), run_here(0))

@@ -69,7 +69,7 @@ spec = importlib.util.spec_from_file_location("scan", {scan.__file__!r})
 scan = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(scan)
 """
-    done = subprocess.run([sys.executable, *options, "-c", load + code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, *options, "-c", load + code], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
