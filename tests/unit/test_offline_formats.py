@@ -194,9 +194,26 @@ def test_gaps_end_messages_and_are_told(tmp_path):
     assert source.gaps == [300] and describe_recording(tmp_path).streams[0].segments[0].gaps == (300,)
 
 
-def test_sample_numbers_that_cannot_be_followed_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"sample_numbers.npy has sample numbers that follow no rate"):
-        open_recording(recording_files.write_open_ephys_binary(tmp_path, 2 * np.arange(len(DATA))))
+@pytest.mark.parametrize("numbers", [2 * np.arange(1000), np.repeat(np.arange(0, 1000, 2), 2), np.arange(1000)[::-1]])
+def test_sample_numbers_that_cannot_be_followed_are_refused(numbers, tmp_path):
+    with pytest.raises(ValueError, match=r"sample_numbers.npy has sample numbers that follow no rate, or another one"):
+        open_recording(recording_files.write_open_ephys_binary(tmp_path, numbers))
+
+
+def test_a_single_number_that_does_not_fit_is_not_a_gap(tmp_path, caplog):
+    numbers = np.arange(len(DATA))
+    numbers[[100, 998]] = [2**40, 0]
+    source = open_recording(recording_files.write_open_ephys_binary(tmp_path, numbers))
+    assert source.gaps == [] and len(list(source.read(0))) == 1
+    assert "2 sample numbers do not fit those around them, that of sample 100 first" in caplog.text
+
+
+def test_numbers_that_step_back_are_followed_with_a_warning(tmp_path, caplog):
+    numbers = np.arange(len(DATA))
+    numbers[600:] -= 300
+    source = open_recording(recording_files.write_open_ephys_binary(tmp_path, numbers))
+    assert source.gaps == [600] and [message.axes["time"].offset for message in source.read(0)] == [0.0, 300 / RATE]
+    assert "step back at sample 600" in caplog.text
 
 
 def test_gaps_that_neo_would_fill_with_zeros_are_refused(tmp_path):
