@@ -142,19 +142,20 @@ class ZarrPiece:
     def __init__(self, inner: ResultSink, path: Path) -> None:
         self._inner = inner
         self._path = path
+        self._name = f"piece {path.stem}"
         self._note = path.with_suffix(".note")
         self._has_rows = False
 
     def open(self) -> bytes | None:
         """See :obj:`ezmsg.mlx.PieceSink`."""
         note = self._read_note()
-        if note is None and self._inner.open("piece", "piece").is_complete:
+        if note is None and self._inner.open(self._name, self._name).is_complete:
             # Another worker has just finished it, or one has died before it wrote the note.
             note = self._read_note()
             if note is None:
                 shutil.rmtree(self._path)
                 self._inner.close()
-                self._inner.open("piece", "piece")
+                self._inner.open(self._name, self._name)
         self._has_rows = False
         return note
 
