@@ -17,7 +17,7 @@ pytest.importorskip("pynwb")
 zarr = pytest.importorskip("zarr")
 
 from ezmsg.mlx import chains, command
-from ezmsg.mlx.command import events, jobs, memory, process, selftest, views
+from ezmsg.mlx.command import events, info, jobs, memory, process, selftest, views
 
 ROOT = TESTS.parent
 CHAIN = ["--chain", "helpers.command_chains:make_chain"]
@@ -301,6 +301,57 @@ def test_progress_is_told_once_a_second_for_each_recording(capsys, monkeypatch):
     assert [(line["recording"], line["seconds"]) for line in lines] == [("a", 100.0), ("b", 100.6), ("a", 101.1)]
 
 
+def test_info_tells_what_is_in_a_recording(recordings, tmp_path, capsys, monkeypatch):
+    broken = tmp_path / "broken.nwb"
+    broken.write_bytes(b"no recording")
+    assert command.main(["info", str(recordings / "b.nwb")]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    found = json.loads(line)
+    (stream,) = found["streams"]
+    assert (found["format"], stream["sampling_rate"], stream["labels"]) == ("nwb", 2000.0, ["e2", "e0", "e3"])
+    assert stream["segments"] == [{"n_samples": 1000, "start": 7.0, "duration": 0.5, "gaps": []}]
+
+    assert command.main(["info", str(broken), str(recordings / "b.nwb")]) == 1
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 1 and err.startswith(f"ezmsg-mlx info: error: {broken}: ")
+    assert command.main(["info", str(tmp_path / "none.nwb")]) == 2
+    capsys.readouterr()
+
+    monkeypatch.setattr(info.sys.stdout, "isatty", lambda: True, raising=False)
+    assert command.main(["info", str(recordings / "b.nwb")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{recordings / 'b.nwb'}: nwb"
+    assert "0.5 s of 3 channels at 2000 Hz, int16 for volts (e2, e0, e3)" in lines[1]
+    assert lines[2] == "    segment 0: 1000 samples from 7 s on"
+
+
+def test_info_lists_formats(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        command.main(["info", "--formats"])
+    assert stopped.value.code == 0
+    assert {"nwb", "spikeglx", "rawbinary"} <= {line.split()[0] for line in capsys.readouterr().out.splitlines()}
+
+
+def test_a_file_without_a_header_is_read_as_the_options_say(tmp_path, capsys):
+    nwb_files.DATA.tofile(tmp_path / "noise.bin")
+    layout = ["--format", "rawbinary", "--source", "sampling_rate=2000", "--source", "n_channels=3"]
+    arguments = ["process", str(tmp_path / "noise.bin"), "--output", str(tmp_path / "out"), *layout, *CHAIN]
+    assert command.main(arguments) == 0
+    group = zarr.open_group(str(tmp_path / "out" / "noise.zarr"), mode="r")
+    np.testing.assert_array_equal(group["data"][:], nwb_files.DATA)
+    assert command.main(arguments[: -len(CHAIN) - 2] + CHAIN) == 1
+    assert "n_channels" in json.loads(capsys.readouterr().out.splitlines()[-2])["error"]
+    assert "allowed is NAME=VALUE" in refused([*arguments, "--source", "rate"], capsys)
+
+
+def test_folders_below_keep_their_names(recordings, tmp_path, capsys):
+    for name in ("one", "two"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        (tmp_path / "in" / name / "a.nwb").symlink_to(recordings / "a.nwb")
+    assert command.main(["process", str(tmp_path / "in"), "--output", str(tmp_path / "out"), *CHAIN]) == 0
+    assert sorted(path.parent.name for path in (tmp_path / "out").glob("*/a.zarr")) == ["one", "two"]
+
+
 def test_a_terminal_shows_a_bar_and_a_line_for_each_recording(monkeypatch):
     rich_console = pytest.importorskip("rich.console")
     import io
@@ -325,7 +376,7 @@ def test_a_terminal_shows_a_bar_and_a_line_for_each_recording(monkeypatch):
         "a.nwb: 4.0 s in 2.0 s",
         "b.nwb: ValueError: no",
         "2 of 2 recordings",
-        "1 recordings done: 4.0 s in 2.0 s, 2.0x real time; 1 failed.",
+        "1 recording done: 4.0 s in 2.0 s, 2.0x real time; 1 failed.",
     ):
         assert part in text, part
 

@@ -52,7 +52,7 @@ class Overview:
     gaps: list[tuple[float, float]] = field(default_factory=list)
     """The first ones: when the last row before and the first row after are."""
     n_gaps: int = 0
-    seams: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    seams: list[float] = field(default_factory=list)
     """Where pieces that were computed apart meet, in seconds."""
     is_partial: bool = False
     """Whether some columns are only looked at in part."""
@@ -68,7 +68,8 @@ def read_overview(path: Path, start: float | None = None, stop: float | None = N
     data = typing.cast("zarr.Array", group["data"])
     dims = list(typing.cast(list[str], data.attrs["_ARRAY_DIMENSIONS"]))
     clock = typing.cast("zarr.Array", group[dims[0] if "time" in dims[1:] else "time"])
-    first, last, step, gaps, n_gaps = _read_times(clock, start, stop)
+    pieces = typing.cast("dict[str, list[int]]", group.attrs.get("pieces") or {})
+    first, last, step, gaps, n_gaps, seams = _read_times(clock, start, stop, pieces.get("first_rows", [])[1:])
     if last - first < 2:
         raise UsageError("RESULTS", f"{str(path)!r} has no rows to draw from {start} to {stop} s.")
     edges = np.unique(np.linspace(first, last, COLUMNS + 1).astype(int))
@@ -77,11 +78,11 @@ def read_overview(path: Path, start: float | None = None, stop: float | None = N
     low, high, middle = (np.zeros(shape, np.float32) for _ in range(3))
     times = np.zeros(len(edges))
     is_signal = 1.0 / step >= SIGNAL_RATE
-    for column, rows in _blocks(data, edges):
+    for column, rows in _blocks(data, edges, BLOCK):
         values = np.asarray(rows, np.float64).reshape(len(rows), n_channels, -1).mean(axis=-1)
         low[column], high[column] = values.min(axis=0), values.max(axis=0)
         middle[column] = np.sqrt(np.mean(values**2, axis=0)) if is_signal else values.mean(axis=0)
-    for column, rows in _blocks(clock, edges, block=1):
+    for column, rows in _blocks(clock, edges, 1):
         times[column] = rows[0]
     times[-1] = float(np.asarray(clock[last - 1 : last])[0]) + step
     labels = np.asarray(typing.cast("zarr.Array", group[dims[1]])[:]) if data.ndim > 1 and dims[1] in group else None
@@ -102,6 +103,7 @@ def read_overview(path: Path, start: float | None = None, stop: float | None = N
         source=str(group.attrs.get("recipe", "")).partition("\n")[0].partition(" ")[0],
         gaps=gaps,
         n_gaps=n_gaps,
+        seams=seams,
         is_partial=bool(np.max(np.diff(edges)) > BLOCK),
     )
 
@@ -118,10 +120,8 @@ def _opened(path: Path) -> "zarr.Group":
     raise UsageError("RESULTS", f"{str(path)!r} is not a group of results ({problem}).")
 
 
-def _blocks(
-    array: "zarr.Array", edges: npt.NDArray[np.int64], block: int = BLOCK
-) -> typing.Iterator[tuple[int, npt.NDArray]]:
-    """The first rows of each column; each chunk is decompressed once, and only if a column begins there."""
+def _blocks(array: "zarr.Array", edges: npt.NDArray[np.int64], block: int) -> typing.Iterator[tuple[int, npt.NDArray]]:
+    """The first *block* rows of each column; each chunk is decompressed once, and only if a column begins there."""
     size = array.chunks[0]
     held, rows = -1, np.zeros(0)
     for column, (begin, end) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)):
@@ -133,17 +133,19 @@ def _blocks(
 
 
 def _read_times(
-    clock: "zarr.Array", start: float | None, stop: float | None
-) -> tuple[int, int, float, list[tuple[float, float]], int]:
-    """First row, row after the last, seconds from row to row, the first gaps, and how many there are."""
+    clock: "zarr.Array", start: float | None, stop: float | None, seam_rows: list[int]
+) -> tuple[int, int, float, list[tuple[float, float]], int, list[float]]:
+    """First row, row after the last, seconds from row to row, the first gaps, how many there are, and seams."""
     begin, end = -np.inf if start is None else start, np.inf if stop is None else stop
     first = last = n_gaps = 0
     step, before = 0.0, np.nan
     gaps: list[tuple[float, float]] = []
+    seams: list[float] = []
     for position in range(0, clock.shape[0], clock.chunks[0]):
         times = np.asarray(clock[position : position + clock.chunks[0]], np.float64)
         if not step and len(times) > 1:
             step = float(np.median(np.diff(times)))
+        seams += [float(times[row - position]) for row in seam_rows if 0 <= row - position < len(times)]
         inside = np.flatnonzero((times >= begin) & (times < end))
         if len(inside):
             first = first if last else position + int(inside[0])
@@ -154,4 +156,4 @@ def _read_times(
             n_gaps += len(jumps)
             gaps += [(part[jump], part[jump + 1]) for jump in jumps[: MOST_GAPS - len(gaps)].tolist()]
             before = times[inside[-1]]
-    return first, last, step or 1.0, gaps, n_gaps
+    return first, last, step or 1.0, gaps, n_gaps, [seam for seam in seams if begin < seam < end]

@@ -118,12 +118,13 @@ def _draw_map(axes: "Axes", found: Overview) -> typing.Any:
     edges, columns = [found.times[0]], []
     waiting = list(found.gaps)
     for begin, end, values in zip(found.times[:-1], found.times[1:], found.middle, strict=True):
-        columns.append(values)
         while waiting and begin <= waiting[0][0] < end and waiting[0][1] > waiting[0][0]:
             before, after = waiting.pop(0)
             edges += [min(before + found.step, after), after]
-            columns += [np.full_like(values, np.nan), values]
-        edges.append(end)
+            columns += [values, np.full_like(values, np.nan)]
+        if edges[-1] < end:
+            edges.append(end)
+            columns.append(values)
     values = np.array(columns).T
     finite = found.middle[np.isfinite(found.middle)]
     low, high = np.percentile(finite, (1, 99)) if len(finite) else (0.0, 1.0)

@@ -52,6 +52,8 @@ class _Run:
         self._jobs, self._view, self._check = jobs, view, check
         self._opened: list[tuple[Job, float, float]] = []
         """Recordings that have been begun, their sampling rate, and when."""
+        self._at: dict[int, tuple[float, float]] = {}
+        """Of recordings that have not ended, what was done when this run came to them, and what is done now."""
         self.done: list[Finished] = []
         self.n_failed = 0
 
@@ -73,11 +75,14 @@ class _Run:
         """Take the progress of a recording."""
         self._check()
         job, rate, _ = self._opened[number]
-        self._view.take(Progress(job.recording, done / rate, total / rate))
+        seconds = done / rate
+        self._at[number] = (self._at.get(number, (seconds, seconds))[0], seconds)
+        self._view.take(Progress(job.recording, seconds, total / rate))
 
     def end(self, number: int, result: "ProcessedRecording | Exception") -> None:
         """Take what has become of a recording."""
         job, rate, begin = self._opened[number]
+        self._at.pop(number, None)
         if isinstance(result, Exception):
             self._fail(job, result)
             return
@@ -85,6 +90,13 @@ class _Run:
         event = Finished(job.recording, job.results, result.n_samples / rate, processed, time.monotonic() - begin)
         self.done.append(event)
         self._view.take(event)
+
+    @property
+    def seconds(self) -> float:
+        """What was processed, of recordings that have not ended as well."""
+        return math.fsum(event.processed for event in self.done) + math.fsum(
+            now - first for first, now in self._at.values()
+        )
 
     def _fail(self, job: Job, error: Exception) -> None:
         self.n_failed += 1
@@ -96,7 +108,7 @@ def run(options: Options) -> int:
     from ..offline import process_recordings
 
     options.output.mkdir(parents=True, exist_ok=True)
-    begin, status, jobs = time.monotonic(), DONE, options.jobs
+    begin, status, problem, jobs = time.monotonic(), DONE, "", options.jobs
     with contextlib.ExitStack() as stack:
         view = stack.enter_context(contextlib.closing(view_for(options.json)))
         interrupts = stack.enter_context(Interrupts())
@@ -115,6 +127,8 @@ def run(options: Options) -> int:
                 run.end(number, result)
         except KeyboardInterrupt:
             status = INTERRUPTED
+        except RuntimeError as error:  # there are no workers any more
+            status, problem = SOME_FAILED, str(error)
         status = status or (SOME_FAILED if run.n_failed else DONE)
         view.take(
             Ended(
@@ -122,11 +136,13 @@ def run(options: Options) -> int:
                 there=sum(not event.processed for event in run.done),
                 failed=run.n_failed,
                 left=len(jobs) - len(run.done) - run.n_failed,
-                seconds=math.fsum(event.processed for event in run.done),
+                seconds=run.seconds,
                 wall=time.monotonic() - begin,
                 status=status,
             )
         )
+    if problem:
+        print(problem, file=sys.stderr)
     return status
 
 

@@ -40,17 +40,18 @@ def read_traces(path: Path, options: Asked, labels: list[str], times: npt.NDArra
         return None
     rate, origin = source.sampling_rate, _time(first).offset
     begin, end = ((time - origin) * rate for time in (times[0], times[-1]))
-    begin, end = max(int(begin), 0), min(int(end) + 1, source.n_samples)
+    begin, end = max(round(begin), 0), min(round(end), source.n_samples)
     n_bytes = (end - begin) * first.data[:1].nbytes
     found: list[tuple[float, npt.NDArray, npt.NDArray]] = []
     if n_bytes <= WHOLE_MB * 2**20:
         length = max((end - begin) // PLACES, 1)
         for message in source.read(begin):
-            axis = _time(message)
-            for place in range(0, len(message.data), length):
-                part = message.data[place : place + length].reshape(-1, len(known))[:, channels]
+            axis, data = _time(message), message.data[: end - begin]
+            for place in range(0, len(data), length):
+                part = data[place : place + length].reshape(-1, len(known))[:, channels]
                 found.append((value_at(axis, place) + len(part) / rate / 2, part.min(axis=0), part.max(axis=0)))
-            if value_at(axis, len(message.data)) > times[-1]:
+            begin += len(data)
+            if begin == end:
                 break
     else:
         for start in np.linspace(begin, end - 1, PLACES).astype(int).tolist():

@@ -51,7 +51,8 @@ class Terminal:
         from rich.progress import Progress as Bar
 
         columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-        self._bar = Bar(*columns, TextColumn("{task.fields[note]}"))
+        # Drawn from here alone: a thread that draws while a line is printed may eat the line.
+        self._bar = Bar(*columns, TextColumn("{task.fields[note]}"), auto_refresh=False)
         self._tasks = {"": self._bar.add_task("starting", total=None, note="")}
         self._seconds: dict[str, float] = {}
         """What of each recording is done."""
@@ -59,20 +60,22 @@ class Terminal:
         """What was done when this run came to it."""
         self._shares: dict[str, float] = {}
         self._total = self._ended = 0
-        self._begin = time.monotonic()
+        self._begin = self._drawn_at = time.monotonic()
         self._bar.start()
 
     def take(self, event: Event) -> None:
         """See :class:`View`."""
         if isinstance(event, Started):
             self._total = event.recordings
-            self._print(f"{event.recordings} recordings, {event.chain}, into {event.output}")
+            self._print(f"{_recordings(event.recordings)}, {event.chain}, into {event.output}")
             self._update()
         elif isinstance(event, Progress):
             self._go_on(event)
         elif isinstance(event, (Finished, Failed)):
             self._end(event)
         elif isinstance(event, Ended):
+            for name in [name for name in self._tasks if name]:
+                self._bar.remove_task(self._tasks.pop(name))
             self.close()
             self._print(summary(event))
 
@@ -94,6 +97,7 @@ class Terminal:
         name = event.recording
         if name in self._tasks:
             self._bar.remove_task(self._tasks.pop(name))
+            self._draw(after=0.0)
         self._shares[name] = 1.0
         self._ended += 1
         said = what_was_done(event) if isinstance(event, Finished) else event.error
@@ -105,11 +109,17 @@ class Terminal:
         speed = done / max(time.monotonic() - self._begin, 1e-9)
         self._bar.update(
             self._tasks[""],
-            description=f"{self._ended} of {self._total} recordings",
+            description=f"{self._ended} of {_recordings(self._total)}",
             total=self._total,
             completed=sum(self._shares.values()),
             note=f"{speed:.0f}x real time" if done else "",
         )
+        self._draw(after=0.1 if done else 0.0)
+
+    def _draw(self, after: float) -> None:
+        if time.monotonic() >= self._drawn_at + after:
+            self._bar.refresh()
+            self._drawn_at = time.monotonic()
 
     def close(self) -> None:
         """See :class:`View`."""
@@ -129,14 +139,18 @@ def what_was_done(event: Finished) -> str:
     return text if event.processed == event.seconds else f"{text}, the rest was there"
 
 
+def _recordings(number: int) -> str:
+    return f"{number} recording{'s' * (number != 1)}"
+
+
 def summary(event: Ended) -> str:
     """In one or two sentences."""
     done = event.finished - event.there
-    text = f"{done} recordings done: {event.seconds:.1f} s in {event.wall:.1f} s"
+    text = f"{_recordings(done)} done: {event.seconds:.1f} s in {event.wall:.1f} s"
     if event.seconds:
         text += f", {event.seconds / event.wall:.1f}x real time"
     if event.there:
-        text += f"; {event.there} were there already"
+        text += f"; {event.there} there already"
     if event.failed:
         text += f"; {event.failed} failed"
     if event.left:
