@@ -1,8 +1,10 @@
 """A stand-in for MLX's allocators, so that the rules of the cache limit can be tested on both kinds."""
 
+import collections
 import sys
 import types
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
@@ -63,6 +65,9 @@ class Allocator(types.ModuleType):
         self.calls["get_active_memory"] += 1
         return 0
 
+    def synchronize(self) -> None:
+        self.calls["synchronize"] += 1
+
     def clear_cache(self) -> None:
         self.calls["clear_cache"] += 1
         self.cached = 0
@@ -96,8 +101,68 @@ class Allocator(types.ModuleType):
         self.limit = int(limit_mb * MIB)
 
 
-def stand_in(monkeypatch: pytest.MonkeyPatch, gpu: bool) -> Allocator:
-    mlx = Allocator(gpu)
+class OverlappingMessages(Allocator):
+    """The allocator of a GPU on which the buffers of a message come back while a later one is computed.
+
+    Args:
+        lag: So many messages later, 0: with its own end.
+        sizes: Of the buffers that a message takes, in MiB.
+        live: What is in use all the time, in MiB.
+        back_at: The share of its buffers that a message has taken when those of an earlier one come back.
+    """
+
+    def __init__(self, lag: int, sizes: Sequence[float], live: float = 0.0, back_at: float = 0.5) -> None:
+        super().__init__(gpu=True)
+        self.lag, self.sizes = lag, [int(size * MIB) for size in sizes]
+        self._back_at = int(back_at * len(sizes))
+        self.n_misses = 0
+        self._live = int(live * MIB)
+        self._in_use: collections.deque[list[int]] = collections.deque()
+        self._free: list[int] = []
+
+    @property
+    def working_set(self) -> int:
+        return sum(self.sizes)
+
+    def get_active_memory(self) -> int:
+        return self._live + sum(map(sum, self._in_use))
+
+    def synchronize(self) -> None:
+        super().synchronize()
+        self._give_back(0)
+
+    def clear_cache(self) -> None:
+        super().clear_cache()
+        self._free.clear()
+
+    def compute(self, scale: float = 1.0) -> None:
+        """One message, whose buffers are larger by *scale* than those of the steady one."""
+        sizes = [int(scale * size) for size in self.sizes]
+        for number, size in enumerate(sizes):
+            if number == self._back_at:
+                self._give_back(self.lag - 1)
+            self._take(size)
+        self._in_use.append(sizes)
+        if self.lag == 0:
+            self._give_back(0)
+        self.cached = sum(self._free)
+
+    def _give_back(self, n_kept: int) -> None:
+        while len(self._in_use) > max(n_kept, 0):
+            self._free += self._in_use.popleft()
+
+    def _take(self, size: int) -> None:
+        while sum(self._free) > self.limit:
+            # What was used least recently goes.
+            self._free.pop(0)
+        if size in self._free:
+            self._free.remove(size)
+        else:
+            self.n_misses += 1
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, gpu: bool, mlx: Allocator | None = None) -> Allocator:
+    mlx = mlx or Allocator(gpu)
     package = types.ModuleType("mlx")
     package.core = mlx
     monkeypatch.setitem(sys.modules, "mlx", package)

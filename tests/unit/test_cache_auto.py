@@ -5,7 +5,7 @@ import gc
 import numpy as np
 import pytest
 from ezmsg.util.messages.axisarray import AxisArray
-from helpers.allocator import MIB, Allocator, Node, stand_in
+from helpers.allocator import MIB, Allocator, Node, OverlappingMessages, stand_in
 from helpers.processes import RecordedLog, in_forked_child, in_fresh_process
 
 from ezmsg.mlx import AsArraySettings, AsArrayTransformer, apply_cache_limit, cache_limit
@@ -38,6 +38,10 @@ def run(mlx: Allocator, node: object, shape: tuple[int, ...], working_set: float
         mlx.leave(shape, working_set)
 
 
+def margin(mlx: Allocator) -> float:
+    return auto.GPU_MARGIN if mlx.gpu else auto.MARGIN
+
+
 def test_on_the_cpu_a_working_set_that_fits_keeps_the_limit_of_mlx(cpu):
     run(cpu, node := Node("A"), STEADY, 20.0)
     assert cpu.limit_mb == cache_limit().limit_mb == 32.0
@@ -48,7 +52,7 @@ def test_on_the_cpu_a_working_set_that_fits_keeps_the_limit_of_mlx(cpu):
 @pytest.mark.parametrize("working_set", [30.0, 60.0, 100.0, 400.0])
 def test_a_larger_working_set_gets_its_limit_and_a_margin(mlx, working_set):
     run(mlx, node := Node(), STEADY, working_set)
-    assert mlx.limit_mb == pytest.approx(auto.MARGIN * working_set, rel=0.11)
+    assert mlx.limit_mb == pytest.approx(margin(mlx) * working_set, rel=0.11)
     assert mlx.cached == working_set * MIB
     assert node is not None
 
@@ -57,14 +61,41 @@ def test_on_a_gpu_the_limit_comes_down_from_the_start(gpu):
     run(gpu, node := Node(), STEADY, 3.0, n=1)
     assert gpu.limit_mb == 512.0
     run(gpu, node, STEADY, 3.0)
-    assert gpu.limit_mb == 4.0
+    assert gpu.limit_mb == 9.0
+
+
+@pytest.mark.parametrize(("live", "back_at"), [(0.0, 0.5), (3000.0, 0.5), (0.0, 0.9), (0.0, 0.0)])
+@pytest.mark.parametrize("lag", [0, 1, 2, 3])
+def test_on_a_gpu_messages_that_overlap_find_their_buffers(monkeypatch, lag, live, back_at):
+    # As many and as large as those of the example chain.
+    mlx = OverlappingMessages(lag, [0.3] * 32 + [0.6] * 4 + [0.02] * 8, live, back_at)
+    stand_in(monkeypatch, gpu=True, mlx=mlx)
+    node = Node()
+
+    def steady(n: int) -> int:
+        before = mlx.n_misses
+        for _ in range(n):
+            follow_cache_limit(node, STEADY)
+            mlx.compute()
+        return mlx.n_misses - before
+
+    steady(60)
+    needed = mlx.working_set / MIB
+    assert steady(100) == 0
+    # No more than the few messages that overlap.
+    assert needed < mlx.limit_mb <= (lag + 1.5) * auto.GPU_MARGIN * needed
+    # The stall's buffers are new in any case; those of the steady message are lost once, and found again.
+    follow_cache_limit(node, STALL)
+    mlx.compute(scale=20.0)
+    assert steady(10) <= (lag + 2) * len(mlx.sizes)
+    assert steady(100) == 0
 
 
 def test_the_limit_follows_the_steady_message_up_and_down(mlx):
     node = Node()
     for shape, working_set in ((STEADY, 40.0), (OTHER, 160.0), (STEADY, 40.0)):
         run(mlx, node, shape, working_set)
-        assert mlx.limit_mb == pytest.approx(auto.MARGIN * working_set, rel=0.11)
+        assert mlx.limit_mb == pytest.approx(margin(mlx) * working_set, rel=0.11)
 
 
 def test_a_stall_changes_no_limit_and_leaves_no_rest_on_the_cpu(cpu):
@@ -96,7 +127,7 @@ def test_on_a_gpu_a_stall_is_left_to_mlx(gpu):
     run(gpu, node, STALL, 400.0, n=1)
     run(gpu, node, STEADY, 40.0)
     assert gpu.calls["clear_cache"] == before
-    assert gpu.limit_mb == 50.0
+    assert gpu.limit_mb == 120.0
 
 
 def test_a_stream_that_is_never_steady_is_left_at_the_start(mlx):
@@ -122,14 +153,14 @@ def test_nodes_share_one_limit(mlx):
         for _ in range(ENOUGH):
             run(mlx, a, STEADY, 60.0, n=1)
             run(mlx, b, OTHER, 60.0, n=1)
-    assert mlx.limit_mb == 150.0
+    assert mlx.limit_mb == margin(mlx) * 120.0
     assert not log.warnings
     withdraw_cache_limit(a)
     assert cache_limit().source == "node"
     del b
     gc.collect()
     apply_cache_limit(Node(), None)
-    assert mlx.limit_mb != 150.0
+    assert mlx.limit_mb != margin(mlx) * 120.0
 
 
 def test_a_tighter_limit_that_another_node_asks_for_is_kept(cpu):
@@ -189,7 +220,7 @@ def test_while_the_limit_is_lifted_nothing_is_measured(mlx):
         run(mlx, node, STEADY, 60.0)
         assert mlx.calls["clear_cache"] == before
     run(mlx, node, STEADY, 60.0)
-    assert mlx.limit_mb == 75.0
+    assert mlx.limit_mb == margin(mlx) * 60.0
 
 
 @in_fresh_process

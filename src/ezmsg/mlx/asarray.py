@@ -148,7 +148,7 @@ class AsArrayTransformer(
         if limit == "auto":
             follow_cache_limit(self, message.data.shape)
         else:
-            apply_cache_limit(self, limit)
+            apply_cache_limit(self, limit)  # type: ignore[arg-type]
 
     def _count_first(self, message: AxisArray) -> None:
         if self._shapes is None:

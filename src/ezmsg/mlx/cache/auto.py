@@ -6,6 +6,11 @@ is emptied, so that it holds nothing but what the steady message leaves in it, a
 :data:`N_MEASURED` messages is the working set. A cache that has filled its limit meanwhile gets one of twice the size,
 and is measured on.
 
+On a GPU messages overlap: when one begins, buffers of those before it are still in use, since the device has not come
+to them, or since MLX has not heard yet that it has. So they count, too, and the limit has room for three messages: one
+that begins, one that is computed, and one whose buffers come back. At a limit of one working set, each message would
+find that what it needs has just been freed.
+
 The stream is measured again when it has become steady at another length. On the CPU it is also measured again when a
 stall has passed that left the cache full: a full cache turns away there what is freed, so what a stall has left would
 keep the place of the steady message's buffers for good.
@@ -36,6 +41,9 @@ N_MEASURED = 12
 
 MARGIN = 1.25
 """The limit is so many times the working set, as the one that :mod:`ezmsg.mlx.plan` recommends."""
+
+GPU_MARGIN = 3.0
+"""The same on a GPU, where so many messages overlap."""
 
 GPU_START_MB = 512.0
 
@@ -71,7 +79,8 @@ class AutoLimit:
         self._shapes: dict[int, Shape] = {}
         self._measured_shapes: dict[int, Shape] = {}
         self._disturbed = True
-        self._n_quiet = self._n_left = self._most = 0
+        self._n_quiet = self._n_left = 0
+        self._most = self._least_active = 0
 
     def apply(self, node: object, shape: Shape) -> None:
         """Take note of a message of *node*, whose data has this shape, and keep the limit in force."""
@@ -121,26 +130,41 @@ class AutoLimit:
         if self._measured_shapes == self._shapes and (has_gpu_allocator() or not self._fills(mx.get_cache_memory())):
             # On a GPU a full cache drops what was used least recently, and that is what the stall has left.
             return
+        if has_gpu_allocator():
+            # What is in use when nothing is under way: no part of what goes round.
+            mx.synchronize()
+            self._least_active = mx.get_active_memory()
         mx.clear_cache()
-        self._n_left, self._most = N_MEASURED * len(self.nodes), 0
+        self._start()
+
+    def _start(self) -> None:
+        self._n_left = N_MEASURED * len(self.nodes)
+        self._most = 0
 
     def _measure(self) -> None:
         if self._guard.leaves_cache_alone:
             return
-        self._most = max(self._most, import_mlx().get_cache_memory())
+        mx = import_mlx()
+        if has_gpu_allocator():
+            active = mx.get_active_memory()
+            self._least_active = min(self._least_active, active)
+            self._most = max(self._most, active + mx.get_cache_memory() - self._least_active)
+        else:
+            self._most = max(self._most, mx.get_cache_memory())
         self._n_left -= 1
         if self._n_left > 0:
             return
         if self._fills(self._most) and self._may_grow():
             self._change(min(2.0 * self.limit_mb, _most_mb()), "the cache is full with steady messages alone")
-            self._n_left, self._most = N_MEASURED * len(self.nodes), 0
+            self._start()
             return
         self._measured_shapes = dict(self._shapes)
         if self._fills(self._most):
             # How large the working set is cannot be seen.
             return
         self.working_set_mb = self._most / MIB
-        wanted = max(float(math.ceil(MARGIN * self.working_set_mb)), _floor_mb())
+        margin = GPU_MARGIN if has_gpu_allocator() else MARGIN
+        wanted = min(max(float(math.ceil(margin * self.working_set_mb)), _floor_mb()), _most_mb())
         if abs(wanted - self.limit_mb) > _CLOSE * self.limit_mb:
             self._change(wanted, f"the working set of the running stream is {self.working_set_mb:.1f} MiB")
 
