@@ -32,6 +32,7 @@ sys.path[:0] = [str(TESTS), str(TESTS / "benchmarks")]
 import latency_graph
 from ezmsg.util.messages.axisarray import AxisArray
 from helpers import latency
+from helpers.speed_messages import messages_of
 
 import ezmsg.mlx as mlx
 
@@ -41,22 +42,6 @@ CHANNELS_TIMES_REAL_TIME = {"128 × 1024": 25_000, "3000 × 4096": 80_000}
 SHAPES = ((30, 256), (30, 1024), (300, 256), (128, 1024), (3000, 1024), (3000, 4096))
 QUICK_SHAPES = ((30, 256), (30, 1024), (300, 256), (128, 1024), (3000, 4096))
 Run = Callable[[AxisArray], np.ndarray]
-
-
-def messages_of(n_samples: int, n_channels: int, n: int) -> list[AxisArray]:
-    rng = np.random.default_rng(0)
-    blocks = [rng.integers(-350, 350, (n_samples, n_channels), np.int16) for _ in range(8)]
-    channels = AxisArray.CoordinateAxis(data=np.array([f"ch{i}" for i in range(n_channels)]), dims=["ch"])
-    return [
-        AxisArray(
-            blocks[i % 8],
-            ["time", "ch"],
-            {"time": AxisArray.TimeAxis(fs=RATE, offset=i * n_samples / RATE), "ch": channels},
-            key="speed",
-            stream_dim="time",
-        )
-        for i in range(n)
-    ]
 
 
 def torch_graph(n_samples: int, n_channels: int, n_bins: int) -> Run | None:

@@ -51,7 +51,7 @@ def way(request, monkeypatch):
 def run_as_on_a_gpu(monkeypatch) -> None:
     for module in PATHS:
         monkeypatch.setattr(f"ezmsg.mlx.{module}.default_path", lambda: "plain")
-    for module in ("planning", "fusions.recurrences", "fusions.spatial"):
+    for module in ("planning", "fusions.rates", "fusions.recurrences", "fusions.spatial"):
         monkeypatch.setattr(f"ezmsg.mlx.chain.{module}.uses_gpu", lambda: True)
     mx.disable_compile()
 

@@ -39,14 +39,6 @@ class Configured(Protocol):
         ...
 
 
-class Relabelling(NamedTuple):
-    """A stage that changes the axes, with what it has to know."""
-
-    stage: FusedStage
-    n_samples: int
-    counts: Hashable
-
-
 class Steps(NamedTuple):
     """What a message does, before its samples are looked at."""
 
@@ -55,7 +47,8 @@ class Steps(NamedTuple):
     """Samples that come out of each stage."""
     counts: tuple[Hashable, ...]
     """Those after the message."""
-    relabellings: tuple[Relabelling, ...]
+    relabellings: list[tuple[FusedStage, int, Hashable]]
+    """Stages that change the axes, with the length and the counts before the message."""
 
 
 class Resident(NamedTuple):
@@ -108,8 +101,12 @@ class FusedRun(abc.ABC):
         # ezmsg-baseproc's stateful transformers keep of the messages that their state is for. It is private, and there
         # is no public way to ask; test_chain_fused.py notices when it goes.
         self._known = [(stage, stage.settings, getattr(stage, "_hash", None)) for stage in transformers]
-        self._counting = [type(stage).advance is not FusedStage.advance for stage in self.stages]
-        self._relabelling = [type(stage).relabel is not FusedStage.relabel for stage in self.stages]
+        # Those that there is something to work out for, with their number: whether they count, and change axes.
+        self._active = [
+            (number, stage, *does)
+            for number, stage in enumerate(self.stages)
+            if any(does := (type(stage).advance is not FusedStage.advance, _relabels(stage)))
+        ]
         self._dims, self._stream_dim = list(result.dims), result.stream_dim
         self._renames = self._dims != list(message.dims) or self._stream_dim != message.stream_dim
         self._shape, self._result_axis = tuple(result.data.shape), result.get_axis_idx(self._likeness.dim)
@@ -133,10 +130,10 @@ class FusedRun(abc.ABC):
             steps = self._steps(n_samples, resident.counts)
         if steps is None or not self._is_ready(steps.key):
             return None
-        if (entry := self.ends.entry) is not None:
-            entry.bound_cache(message)
         begun = self._begin(message.data, resident.arrays, steps)
         # While a device computes, all that the data are not needed for.
+        if (entry := self.ends.entry) is not None:
+            entry.bound_cache(message)
         axes = message.axes
         for stage, length, counts in steps.relabellings:
             axes = stage.relabel(axes, length, counts)
@@ -195,22 +192,22 @@ class FusedRun(abc.ABC):
         return self._resident
 
     def _steps(self, n_samples: int, counts: tuple[Hashable, ...]) -> Steps | None:
-        length, variants, lengths, after, relabellings = n_samples, [], [], [], []
-        for stage, is_counting, relabels, count in zip(
-            self.stages, self._counting, self._relabelling, counts, strict=False
-        ):
+        length, n_stages = n_samples, len(counts)
+        lengths, after = [n_samples] * n_stages, list(counts)
+        variants: list[Hashable] = [None] * n_stages
+        relabellings = []
+        for number, stage, is_counting, relabels in self._active:
             if relabels:
-                relabellings.append(Relabelling(stage, length, count))
-            variant = None
+                relabellings.append((stage, length, counts[number]))
             if is_counting:
-                step = stage.advance(length, count)
+                step = stage.advance(length, counts[number])
                 if step is None:
                     return None
-                variant, length, count = step
-            variants.append(variant)
-            lengths.append(length)
-            after.append(count)
-        return Steps((n_samples, tuple(variants)), tuple(lengths), tuple(after), tuple(relabellings))
+                variants[number], n_after, after[number] = step
+                if n_after != length:
+                    length = n_after
+                    lengths[number:] = [length] * (n_stages - number)
+        return Steps((n_samples, tuple(variants)), tuple(lengths), tuple(after), relabellings)
 
     def _steps_ahead(self, n_samples: int, counts: tuple[Hashable, ...]) -> Steps | None:
         try:
@@ -260,6 +257,10 @@ class FusedRun(abc.ABC):
     @abc.abstractmethod
     def _for_transformers(self, state: State) -> Sequence[tuple[mx.array, ...]]:
         """What the stages store."""
+
+
+def _relabels(stage: FusedStage) -> bool:
+    return type(stage).relabel is not FusedStage.relabel
 
 
 ON_ENTRY = frozenset(map(np.dtype, "? i1 u1 i2 u2 i4 u4 f2 f4 f8".split()))

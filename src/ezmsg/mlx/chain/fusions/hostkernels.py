@@ -31,5 +31,7 @@ def scores(x: Samples, alpha: float, zi: Samples, axis: int) -> tuple[Samples, S
 
 def _flat(arrays: tuple[Samples, ...], axis: int) -> list[Samples]:
     shape = arrays[0].shape
+    if axis == 0 and len(shape) == 2:
+        return [array[None] for array in arrays]
     n_before, n_after = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
     return [array.reshape(n_before, array.shape[axis], n_after) for array in arrays]

@@ -18,6 +18,7 @@ from ezmsg.sigproc.downsample import DownsampleTransformer
 from ezmsg.util.messages.axisarray import AxisArray, AxisBase, LinearAxis
 from ezmsg.util.messages.util import replace
 
+from ...stream.device import uses_gpu
 from ...stream.fusible import Array, Axes, FusedStage, Step, fusion_of
 from .loops import bin_means
 
@@ -37,9 +38,11 @@ ArrayT = TypeVar("ArrayT", npt.NDArray[np.float32], "mx.array")
 class FusedBins(FusedStage[BinnedAggregateTransformer]):
     """Bins of the stream dimension, where it is the first.
 
-    Counts: the bins that are done, and the samples of the open one. Arrays: room for the samples of an open bin, of
-    which the first are there; and, on a GPU, their number. Variant: the ends of the bins that close, counted from the
-    beginning of the open bin, and whether nothing is open before and after.
+    Counts: the bins that are done, and the samples of the open one. Arrays: room for the samples of an open bin, and
+    their number. On the CPU they are the first ones in it, so that more can be written behind them. On a GPU the room
+    has the last samples of the stream, the open ones at its end: where they begin is then needed only when a bin
+    closes. Variant: the ends of the bins that close, counted from the beginning of the open bin, and whether nothing is
+    open before and after.
     """
 
     def __init__(self, transformer: BinnedAggregateTransformer, message: AxisArray) -> None:
@@ -51,6 +54,7 @@ class FusedBins(FusedStage[BinnedAggregateTransformer]):
         self._others = message.data.shape[1:]
         self._operations = transformer._operations
         self._is_multiple = isinstance(transformer.settings.operation, tuple)
+        self._uses_gpu = uses_gpu()
 
     def load(self) -> tuple[tuple[mx.array, ...], BinCounts]:
         """See :class:`FusedStage`."""
@@ -59,7 +63,8 @@ class FusedBins(FusedStage[BinnedAggregateTransformer]):
         state = self.transformer.state
         n_open = 0 if state.carry is None else state.carry.shape[0]
         room = mx.zeros((self._room - n_open, *self._others))
-        room = room if state.carry is None else mx.concatenate([state.carry, room])
+        if state.carry is not None:
+            room = mx.concatenate([room, state.carry] if self._uses_gpu else [state.carry, room])
         n_open_on_device = mx.array([n_open], mx.int32)
         mx.eval(room, n_open_on_device)
         return (room, n_open_on_device), (_schedule_of(self.transformer).n_bins_done, n_open)
@@ -70,7 +75,8 @@ class FusedBins(FusedStage[BinnedAggregateTransformer]):
         n_done, n_open = counts
         schedule.n_bins_done, schedule.carry_count = n_done, n_open
         # Sigproc has none before the first sample, and none right after a bin.
-        state.carry = arrays[0][:n_open] if n_open else None
+        (room, _), start = arrays, self._room - n_open if self._uses_gpu else 0
+        state.carry = room[start : start + n_open] if n_open else None
 
     def advance(self, n_samples: int, counts: BinCounts) -> Step:
         """See :class:`FusedStage`."""
@@ -150,19 +156,22 @@ class FusedBins(FusedStage[BinnedAggregateTransformer]):
         if is_aligned:
             work = x
         elif not ends:
-            return x[:0], (_placed(x, room, n_open), n_open + n_samples)
+            return x[:0], (mx.concatenate([room[n_samples:], x]), n_open + n_samples)
         else:
-            last = ends[-1]
-            n_rows = max(self._room + n_samples, last + self._room)
-            work = mx.concatenate([room, mx.zeros((n_rows - self._room, *self._others))])
-            work = _placed(x, work, n_open)
-            arrays = work[last : last + self._room], n_open + (n_samples - last)
+            both, last = mx.concatenate([room, x]), ends[-1]
+            # By their numbers and not by ``mx.slice``: in MLX up to 0.32 a start that is on the device can lose a fence
+            # on Metal. What is compiled ahead runs with fewer open samples than there will be.
+            rows = mx.minimum((self._room - n_open) + mx.array(np.arange(last, dtype=np.int32)), both.shape[0] - 1)
+            work = mx.take(both, rows, axis=0)
+            arrays = both[n_samples:], n_open + (n_samples - last)
         results = [self._reduced(work, ends, operation, mx) for operation in self._operations]
         return (mx.stack(results, axis=-1) if self._is_multiple else results[0]), arrays
 
     def _reduced(self, work: ArrayT, ends: tuple[int, ...], operation: AggregationFunction, xp: ModuleType) -> ArrayT:
         bins = list(zip((0, *ends), ends, strict=False))
         reduce, length = getattr(xp, operation.value), ends[0]
+        if len(bins) == 1:
+            return reduce(work[:length], axis=0, keepdims=True)
         if all(end - start == length for start, end in bins):
             return reduce(work[: ends[-1]].reshape(len(ends), length, *self._others), axis=1)
         return xp.stack([reduce(work[start:end], axis=0) for start, end in bins], axis=0)
@@ -171,19 +180,6 @@ class FusedBins(FusedStage[BinnedAggregateTransformer]):
 def _schedule_of(transformer: BinnedAggregateTransformer) -> BinSchedule:
     """The bins of a transformer that has run a message."""
     return cast(BinSchedule, transformer.state.schedule)
-
-
-def _placed(x: mx.array, room: mx.array, first: mx.array) -> mx.array:
-    """*room* with the rows of *x* from row *first* on.
-
-    By a choice of rows and not by ``mx.slice_update``: in MLX up to 0.32 a start that is on the device can lose a fence
-    on Metal.
-    """
-    import mlx.core as mx
-
-    row = mx.arange(room.shape[0], dtype=mx.int32) - first
-    is_new = ((row >= 0) & (row < x.shape[0])).reshape(-1, *(1,) * (x.ndim - 1))
-    return mx.where(is_new, mx.take(x, mx.clip(row, 0, x.shape[0] - 1), axis=0), room)
 
 
 @fusion_of(BinnedAggregateTransformer)

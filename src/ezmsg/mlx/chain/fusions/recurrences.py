@@ -19,6 +19,7 @@ from ...kernels import Recurrence, default_path, kernel
 from ...scaler import AdaptiveStandardScalerTransformer
 from ...stream.device import uses_gpu
 from ...stream.fusible import Array, FusedStage, Step, fusion_of
+from . import hostkernels
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -34,8 +35,6 @@ def _run(
     """The kernel of *recurrence*, for arrays of either library."""
     path = default_path()
     if recurrence != "sosfilt" and path == "cpu" and isinstance(x, np.ndarray):
-        from . import hostkernels
-
         compute = hostkernels.average if recurrence == "ewma" else hostkernels.scores
         return compute(x, cast(float, coefficients), cast("npt.NDArray[np.float32]", zi), axis)
     run = kernel(recurrence, path).run
