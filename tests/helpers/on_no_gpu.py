@@ -55,7 +55,7 @@ def device_replaced(run: CompiledRun) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(run, "_functions", functions))
         stack.enter_context(mock.patch.object(compiledrun, "mx", replaced))
-        stack.enter_context(mock.patch.object(compiledrun, "mlx_to_numpy", lambda y, dtype: results[id(y)]))
+        stack.enter_context(mock.patch.object(compiledrun, "mlx_to_numpy", lambda y, dtype, **rounding: results[id(y)]))
         stack.enter_context(mock.patch.object(compiledrun, "numpy_to_mlx", lambda data, dtype: (x, "")))
         if getattr(run, "_staging", None) is not None:
             stack.enter_context(mock.patch.object(run._staging, "filled", lambda data: x, create=True))
