@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import functools
 import math
+import os
 
 import mlx.core as mx
 import numpy as np
@@ -12,6 +15,12 @@ from ..stream.hostpages import PAGE, keep_on_host
 
 DTYPES = frozenset(map(np.dtype, ("i1", "u1", "i2", "u2")))
 """Of messages that are staged. What is computed of them is float32, and so never in the same memory."""
+
+LARGE = 8 << 20
+"""Bytes from which on several threads copy: one alone does not use what the memory of a server gives."""
+
+MOST_THREADS = 4
+"""That copy, the calling one included."""
 
 
 class Staging:
@@ -30,7 +39,10 @@ class Staging:
         if kept is None or kept[1].dtype != data.dtype:
             kept = self._kept[data.shape] = _made(data.shape, data.dtype)
         array, window = kept
-        window[...] = data
+        if data.nbytes < LARGE:
+            window[...] = data
+        else:
+            _copy(data, window)
         return array
 
 
@@ -41,3 +53,24 @@ def _made(shape: tuple[int, ...], dtype: np.dtype) -> tuple[mx.array, npt.NDArra
     array = pages[:n_items].reshape(shape)
     mx.eval(array)
     return array, np.asarray(array)
+
+
+@functools.cache
+def _threads(process: int) -> concurrent.futures.ThreadPoolExecutor:
+    # Of this process: those of its parent are not there in a forked one.
+    return concurrent.futures.ThreadPoolExecutor(MOST_THREADS - 1, thread_name_prefix="ezmsg-mlx-copy")
+
+
+def _copy(data: npt.NDArray, target: npt.NDArray) -> None:
+    n_parts = min(MOST_THREADS, os.cpu_count() or 1, len(data))
+    step = -(-len(data) // n_parts)
+    others = [
+        _threads(os.getpid()).submit(np.copyto, target[start : start + step], data[start : start + step])
+        for start in range(step, len(data), step)
+    ]
+    try:
+        np.copyto(target[:step], data[:step])
+    finally:
+        concurrent.futures.wait(others)
+    for other in others:
+        other.result()
