@@ -18,7 +18,7 @@ LAYERS = (
     ("filterbydesign",),
     ("butterworthfilter", "cheby"),
     ("chain", "plan"),
-    ("offline", "chains", "selftestchain"),
+    ("offline", "chains", "selftestchain", "selftestfused"),
     ("selftest",),
     ("command",),
 )

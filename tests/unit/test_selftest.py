@@ -10,7 +10,7 @@ import pytest
 
 mx = pytest.importorskip("mlx.core")
 
-from ezmsg.mlx import kernels, selftest, selftestchain
+from ezmsg.mlx import kernels, selftest, selftestchain, selftestfused
 from ezmsg.mlx.kernels.cpu import ewma
 
 
@@ -19,6 +19,8 @@ def short(monkeypatch):
     """What takes seconds takes none."""
     monkeypatch.setattr(selftest, "SHAPES", ((30, 3), (30, 4)))
     monkeypatch.setattr(selftest, "CHAIN_SECONDS", 0.1)
+    monkeypatch.setattr(selftest, "CHAIN_SHAPES", ((30, 4),))
+    monkeypatch.setattr(selftestfused, "N_TIMED", 4)
     monkeypatch.setattr(selftest, "run_graph", selftestchain.run_bare)
 
 
@@ -30,13 +32,14 @@ def backend() -> str:
 def test_it_says_that_all_is_right(short, backend, capsys):
     assert selftest.main(["--require", backend]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert sum(line.endswith("| right |") for line in lines) == 5
+    assert sum(line.endswith("| right |") for line in lines) == 6
     for start in (
         "| mlx |",
         "| device |",
         "| zscore, 30 x 3 |",
         "| chain",
         "| the same in a graph",
+        "| fused chain of eight, 30 x 4 |",
         "| largest free buffer",
     ):
         assert any(line.startswith(start) for line in lines), start
@@ -61,6 +64,7 @@ def test_a_kernel_that_is_wrong_fails(short, backend, fault, monkeypatch, capsys
     monkeypatch.setattr(ewma, "run", run)
     monkeypatch.setattr(selftest, "_speed", lambda: [])
     monkeypatch.setattr(selftest, "_chain", lambda: [])
+    monkeypatch.setattr(selftest, "_fused", lambda: [])
     assert selftest.main([]) == 1
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.endswith("| WRONG |")]
     assert line.startswith("| ewma")
@@ -96,6 +100,15 @@ def test_a_graph_that_is_wrong_fails(short, run_graph, monkeypatch, capsys):
     assert selftest.main(["--json"]) == 1
     rows = json.loads(capsys.readouterr().out)
     assert [row["what"] for row in rows if row["verdict"] == "WRONG"] == ["the same in a graph of three processes"]
+
+
+@pytest.mark.parametrize("difference", [1.0, math.nan])
+def test_a_fused_chain_that_is_wrong_fails(short, difference, monkeypatch, capsys):
+    monkeypatch.setattr(selftest, "time_chains", lambda *shape: selftestfused.Times(1.0, 2.0, difference))
+    for name in ("_speed", "_chain", "_right", "_cache"):
+        monkeypatch.setattr(selftest, name, lambda: [])
+    assert selftest.main([]) == 1
+    assert "| 1 us, 0.50 times stage by stage | WRONG |" in capsys.readouterr().out
 
 
 def test_the_graph_gives_what_the_bare_chain_gives():

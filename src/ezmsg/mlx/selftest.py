@@ -1,9 +1,9 @@
 """Whether this package works on a machine, and how fast: ``ezmsg-mlx selftest``.
 
 Prints versions, the device, each kernel's difference from float64, its time beside that of ``x + 1``, what the buffer
-cache of the device reuses, and the speed of a short chain, bare and in a graph of three processes, as a table to paste
-into a report. Takes less than two minutes. The exit status is 1 where a kernel, the chain or the graph is wrong, or
-what ``--require`` names is missing.
+cache of the device reuses, the speed of a short chain, bare and in a graph of three processes, and the time of a fused
+chain beside that of its stages one by one, as a table to paste into a report. Takes less than two minutes. The exit
+status is 1 where a kernel, a chain or the graph is wrong, or what ``--require`` names is missing.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from .kernels import Recurrence, default_path, kernel
 from .kernels.proof import TOLERANCE, difference_of
 from .memory import memory_snapshot
 from .selftestchain import GraphError, run_bare, run_graph
+from .selftestfused import TOLERANCE as FUSED_TOLERANCE
+from .selftestfused import time_chains
 from .stream.device import gpu_backend, uses_gpu
 
 PACKAGES = ("ezmsg-mlx", "mlx", "ezmsg", "ezmsg-baseproc", "ezmsg-sigproc", "numpy", "numba")
@@ -39,6 +41,9 @@ SHAPES = ((300, 256), (3000, 256), (30000, 1024))
 SECTIONS = np.array([[0.1, 0.2, 0.1, 1.0, -1.1, 0.4], [1.0, -2.0, 1.0, 1.0, -1.9, 0.91]])
 
 ALPHA = 0.001
+
+CHAIN_SHAPES = ((30, 256), (30, 1024), (300, 256))
+"""Samples and channels of messages that the fused chain is timed with."""
 
 CHAIN_SECONDS = 3.0
 """Length of the recording that the chain runs over."""
@@ -187,9 +192,22 @@ def _chain() -> Iterator[Row]:
     yield Row(what, f"{speed:.1f} times real time", "right")
 
 
+def _fused() -> Iterator[Row]:
+    for n_samples, n_channels in CHAIN_SHAPES:
+        what = f"fused chain of eight, {n_samples} x {n_channels}"
+        try:
+            times = time_chains(n_samples, n_channels)
+        except Exception as error:
+            yield Row(what, f"{type(error).__name__}: {error}", "WRONG")
+            continue
+        found = f"{times.fused:.0f} us, {times.fused / times.stage_by_stage:.2f} times stage by stage"
+        # Wrong, too, where the difference is NaN.
+        yield Row(what, found, "right" if times.difference <= FUSED_TOLERANCE else "WRONG")
+
+
 def report(required: str | None = None) -> list[Row]:
     """All that is printed; *required* is a backend that must be in use."""
-    return [*_versions(), *_device(required), *_right(), *_speed(), *_cache(), *_chain()]
+    return [*_versions(), *_device(required), *_right(), *_speed(), *_cache(), *_chain(), *_fused()]
 
 
 def main(arguments: list[str] | None = None, prog: str = "python -m ezmsg.mlx.selftest") -> int:
