@@ -73,8 +73,9 @@ def test_it_shows_memory_and_lengths_of_the_process_and_draws_them(address, tmp_
     heads, values = done.stdout.splitlines()[:2]
     assert heads.split()[:4] == ["MLX", "active", "MLX", "cache"]
     assert "64" in values.split()
-    (row,) = [line for line in done.stdout.splitlines() if "CHAIN/TO_MLX" in line]
-    assert row.split()[1] == "300"
+    lines = done.stdout.splitlines()
+    (number,) = [number for number, line in enumerate(lines) if line.startswith("CHAIN/TO_MLX: ")]
+    assert lines[number + 1].split()[:2] == ["samples", "messages"] and lines[number + 2].split()[0] == "300"
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

@@ -19,6 +19,9 @@ from ezmsg.util.messages.axisarray import AxisArray, CoordinateAxis, LinearAxis
 from .monitor import MemoryMonitor
 from .snapshot import MemorySnapshot
 
+_LINES_ELSEWHERE = 200
+"""Lines of lengths where the output is no terminal."""
+
 _DEFAULT_ADDRESS = "127.0.0.1:25978"
 
 
@@ -81,7 +84,10 @@ async def _show(options: argparse.Namespace, rows: list[tuple[float, MemorySnaps
                 raise LookupError(f"{options.topic} is not the output of a MemoryMonitor.")
             snapshot = MemorySnapshot(**dict(zip(metrics.data.tolist(), message.data[0].tolist(), strict=True)))
             rows.append((stamps.offset, snapshot))
-            live.update(Group(memory_table(snapshot), "", lengths_table(message.attrs["shapes"])), refresh=True)
+            # With two lines of memory and an empty one; the last line of a terminal is the cursor's.
+            room = console.height - 4 if console.is_terminal else _LINES_ELSEWHERE
+            lengths = lengths_table(message.attrs["shapes"], console.width, room)
+            live.update(Group(memory_table(snapshot), "", lengths), refresh=True)
         if rows and not console.is_terminal:
             console.print(live.renderable)
 

@@ -7,7 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from .snapshot import MemorySnapshot
 
@@ -23,6 +25,9 @@ HEADS = {
     "footprint": "footprint",
     "device_memory": "device",
 }
+MOST_LENGTHS = 6
+"""Lengths that are shown of each node."""
+
 # Colours that differ for the colour-blind, too. In each panel from thick to thin, so that of curves that coincide all
 # are seen: the cache runs along its limit for long.
 PANELS: tuple[dict[str, tuple[str, str, str, float]], ...] = (
@@ -35,38 +40,68 @@ PANELS: tuple[dict[str, tuple[str, str, str, float]], ...] = (
 
 
 def memory_table(memory: MemorySnapshot) -> Table:
-    """One row, in MiB; "-" for what the platform does not tell."""
+    """One row, in MiB; without what the platform does not tell."""
     table = Table(box=None, pad_edge=False)
-    for head in HEADS.values():
+    values = {head: getattr(memory, name) for name, head in HEADS.items()}
+    known = {head: value for head, value in values.items() if not math.isnan(value)}
+    for head in known:
         # Wide enough for any process, so that the columns stay where they are.
         table.add_column(head, justify="right", min_width=7)
     table.add_column("")
-    values = [getattr(memory, name) for name in HEADS]
-    table.add_row(*("-" if math.isnan(value) else f"{value:.0f}" for value in values), "MiB")
+    table.add_row(*(f"{value:.0f}" for value in known.values()), "MiB")
     return table
 
 
-def lengths_table(shapes: Mapping[str, Any]) -> Table:
+def lengths_table(shapes: Mapping[str, Any], width: int = 80, most_lines: int = 40) -> Group:
     """The usual length of each node, and those that take most of the cache.
+
+    A name that is too long loses its beginning, since its end tells nodes apart.
 
     Args:
         shapes: The summary of a :class:`~ezmsg.mlx.memory.ShapeReport`, which :obj:`~ezmsg.mlx.memory.MemoryMonitor`
             sends as ``attrs["shapes"]``.
+        width: Columns of the terminal.
+        most_lines: Lines that there is room for; 4 at least are used.
     """
-    table = Table(box=None, pad_edge=False)
-    table.add_column("node")
-    for head in ("samples", "messages", "share", "MiB (estimate)"):
-        table.add_column(head, justify="right")
-    for node in shapes["nodes"]:
-        name, n_others = node["node"], node["n_messages"]
-        for use in node["lengths"]:
-            n_others -= use["n_messages"]
-            share = f"{use['n_messages'] / node['n_messages']:.1%}"
-            table.add_row(name, str(use["length"]), str(use["n_messages"]), share, f"{use['estimate_mb']:.1f}")
-            name = ""
-        if n_more := node["n_lengths"] - len(node["lengths"]):
-            table.add_row("", f"{n_more} more", str(n_others), f"{n_others / node['n_messages']:.1%}", "")
+    nodes, plans = shapes["nodes"], shapes.get("plans", {})
+    n_lines = max(most_lines - len(plans) - 1, 3)
+    # A line for its name, one for its usual length and one for all others, at least.
+    shown = nodes[: max(n_lines // 3, 1)] if 3 * len(nodes) > n_lines else nodes
+    n_lengths = max(min(n_lines // max(len(shown), 1) - 2, MOST_LENGTHS), 1)
+    found: list[Table | Text] = []
+    for number, node in enumerate(shown):
+        text = f"{node['n_lengths']} lengths, {node['n_once']} of them once"
+        found.append(Text(f"{_end_of(node['node'], width - len(text) - 2)}: {text}", no_wrap=True))
+        found.append(_lengths_of(node, n_lengths, with_head=number == 0))
+    if n_more := len(nodes) - len(shown):
+        found.append(Text(f"{n_more} more nodes"))
+    for name, plan in plans.items():
+        found.append(Text(f"{name}: {plan['at_most']} of {plan['capacity']} by each stage with one, at most"))
+    return Group(*found)
+
+
+def _lengths_of(node: Mapping[str, Any], n_shown: int, with_head: bool) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=with_head)
+    for head, n_columns in (("samples", 12), ("messages", 10), ("share", 7), ("MiB (estimate)", 14)):
+        table.add_column(head, justify="right", min_width=n_columns)
+    n_others = node["n_messages"]
+    shown = node["lengths"][:n_shown]
+    for use in shown:
+        n_others -= use["n_messages"]
+        share = _share(use["n_messages"], node["n_messages"])
+        table.add_row(str(use["length"]), str(use["n_messages"]), share, f"{use['estimate_mb']:.1f}")
+    if n_more := node["n_lengths"] - len(shown):
+        table.add_row(f"{n_more} more", str(n_others), _share(n_others, node["n_messages"]), "")
     return table
+
+
+def _share(n: int, n_all: int) -> str:
+    return "<0.1%" if 0 < n < 0.0005 * n_all else f"{n / n_all:.1%}"
+
+
+def _end_of(name: str, n_columns: int) -> str:
+    n_columns = max(n_columns, 8)
+    return name if len(name) <= n_columns else f"…{name[1 - n_columns :]}"
 
 
 def save_plot(rows: Sequence[tuple[float, MemorySnapshot]], path: str, stalls: Sequence[float] = ()) -> None:
@@ -104,6 +139,7 @@ def save_plot(rows: Sequence[tuple[float, MemorySnapshot]], path: str, stalls: S
         panels[1].plot([], [], "|", color="black", markersize=14, markeredgewidth=1.5, label="after a stall")
     panels[1].set_xlabel("wall time (s)")
     panels[1].set_xlim(left=0)
+    figure.align_ylabels(panels)
     figure.legend(loc="outside upper center", ncols=3, frameon=False, handlelength=1.5, columnspacing=1.2)
     figure.savefig(path, dpi=100)
     pyplot.close(figure)
