@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
@@ -121,6 +122,8 @@ def bare(shapes: list[tuple[int, int]], n_messages: int, takes_apart: bool = Fal
             return message.data
 
         runs: dict[str, Run] = {"fused": lambda message, chain=chain: chain(message).data, "stage by stage": one_by_one}
+        if takes_apart and not rows:
+            print(f"without advice for results: {unadvised(make, n_samples, n_channels):.1f} us", flush=True)
         if (torch_run := torch_graph(n_samples, n_channels, max(n_samples // 300, 1))) is not None:
             runs["PyTorch, one CUDA graph"] = torch_run
         n = max(n_messages * 300 * 256 // max(n_samples * n_channels, 300 * 256), 40)
@@ -154,6 +157,19 @@ def bare(shapes: list[tuple[int, int]], n_messages: int, takes_apart: bool = Fal
             fused["parts"] = parts_of(chain, messages[-200:], fused["us"])
             print(f"{'':14}{json.dumps(fused['parts'])}", flush=True)
     return rows
+
+
+def unadvised(make: Callable[[], list], n_samples: int, n_channels: int) -> float:
+    """Median of the fused chain where CUDA moves the pages of results; before any have been advised."""
+    from ezmsg.mlx.chain import compiledrun
+
+    chain, times = mlx.ChainTransformer(make_chain=make, lengths=(n_samples,)), []
+    with mock.patch.object(compiledrun, "keep_on_host", lambda array, least=0: array):
+        for message in messages_of(n_samples, n_channels, 300):
+            began = time.perf_counter()
+            chain(message)
+            times.append(1e6 * (time.perf_counter() - began))
+    return float(np.median(times[20:]))
 
 
 def parts_of(chain: mlx.ChainTransformer, messages: list[AxisArray], whole: float) -> dict[str, float]:

@@ -24,8 +24,8 @@ from .staging import DTYPES, Staging
 Flat: TypeAlias = list[mx.array]
 """The arrays of all stages in a row."""
 
-Begun: TypeAlias = tuple[list[mx.array], bool, bool]
-"""The arrays after the message and, if the second is true, the result; and whether that is :data:`SMALL`."""
+Begun: TypeAlias = tuple[mx.array, list[mx.array], bool]
+"""The message; the arrays after it and, if the last is true, the result."""
 
 MOST_FUNCTIONS = 24
 """Functions that one run compiles: MLX keeps each for good."""
@@ -144,11 +144,18 @@ class CompiledRun(FusedRun):
 
     def _compiled(self, steps: Steps) -> Callable[..., list[mx.array]]:
         function = mx.compile(functools.partial(self._function, steps, self._sizes))
-        # Of zeros, and the state as it is: compiled and run once, and forgotten.
-        likeness, n_samples = self._likeness, steps.key[0]
-        shape = likeness.shape(n_samples)
-        x = mx.zeros(shape, getattr(mx, str(likeness.dtype)) if self._is_narrow else mx.float32)
-        mx.eval(function(x, *cast(Resident, self._resident).arrays))
+        # Of zeros, and the state as it is: compiled and run once, and forgotten. The memory for messages and results
+        # is that of the stream.
+        likeness = self._likeness
+        shape = likeness.shape(steps.key[0])
+        if self._staging is not None:
+            x = self._staging.filled(np.zeros(shape, dtype=likeness.dtype))
+        else:
+            x = mx.zeros(shape, getattr(mx, str(likeness.dtype)) if self._is_narrow else mx.float32)
+        outputs = function(x, *cast(Resident, self._resident).arrays)
+        mx.eval(outputs)
+        if steps.lengths[-1] > 0 and self.ends.exit is not None:
+            self._read(outputs[-1], x)
         return function
 
     def _function(self, steps: Steps, sizes: tuple[int, ...], x: mx.array, *flat: mx.array) -> list[mx.array]:
@@ -170,22 +177,26 @@ class CompiledRun(FusedRun):
             mx.async_eval(outputs)
         else:
             self._hand_over(outputs, x.nbytes)
-        return outputs, has_result, has_result and outputs[-1].size <= SMALL * x.size
+        return x, outputs, has_result
 
     def _finish(self, begun: Begun) -> tuple[Array, Flat]:
-        outputs, has_result, is_small = begun
+        x, outputs, has_result = begun
         y = outputs.pop() if has_result else None
         if y is not None and self.ends.exit is not None:
-            result = mlx_to_numpy(y, self._dtype, rounds=self._rounds)
+            result = self._read(y, x)
             self._in_flight, self._is_idle = 0.0, True
-            if is_small:
-                # MLX's cache gives its memory to the next result, and to nothing of the size of a message.
-                keep_on_host(y, least=1)
             return result, outputs
         if y is not None:
             return y, outputs
         empty = self._result_shape(0)
         return (np.empty(empty, self._dtype or np.float32) if self.ends.exit else mx.zeros(empty)), outputs
+
+    def _read(self, y: mx.array, x: mx.array) -> npt.NDArray:
+        result = mlx_to_numpy(y, self._dtype, rounds=self._rounds)
+        if y.size <= SMALL * x.size:
+            # MLX's cache gives its memory to the next result, and to nothing of the size of a message.
+            keep_on_host(y, least=1)
+        return result
 
     def _hand_over(self, outputs: list[mx.array], n_bytes: int) -> None:
         """Let the device compute *outputs*, and wait for it where it has been given too much."""

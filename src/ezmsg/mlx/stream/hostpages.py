@@ -61,10 +61,12 @@ def keep_on_host(array: mx.array, least: int = PAGE // 2 + 1) -> mx.array:
         *array*. Without CUDA, and for smaller ones, nothing is done.
     """
     advise = _advise()
-    if advise is None or array.nbytes < least:
+    if advise is None or array.nbytes < max(least, 1):
         return array
     address = np.asarray(array).__array_interface__["data"][0]
-    size = -(-array.nbytes // PAGE) * PAGE
+    # As much as MLX has allocated: the driver refuses a range that goes on behind it.
+    n_bytes = array.nbytes
+    size = -(-n_bytes // PAGE) * PAGE if n_bytes >= PAGE else 1 << (n_bytes - 1).bit_length()
     # MLX recycles its buffers, so the same few addresses come again, and each keeps its advice.
     if _advised.get(address, 0) < size:
         if len(_advised) >= _MOST_ADVISED:
