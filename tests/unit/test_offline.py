@@ -1,6 +1,8 @@
 """A chain over a whole recording: what comes out, what is refused, and what an interruption leaves."""
 
+import functools
 import io
+import itertools
 import math
 import pickle
 import re
@@ -27,7 +29,7 @@ from ezmsg.mlx import (
     process_recording,
 )
 from ezmsg.mlx.butterworthfilter import ButterworthFilterTransformer
-from ezmsg.mlx.offline import checkpoint
+from ezmsg.mlx.offline import checkpoint, overlap, sequential
 from ezmsg.mlx.scaler import AdaptiveStandardScalerTransformer
 
 pytest.importorskip("mlx.core")
@@ -132,7 +134,7 @@ def test_steps_may_return_lists_tuples_and_none():
     np.testing.assert_array_equal(sink.results, np.concatenate([source.data[:32], source.data[64:96]]))
 
 
-def test_nothing_is_collected_between_reading_and_writing():
+def test_little_is_collected_between_reading_and_writing(monkeypatch):
     events = []
 
     class Source(MemorySource):
@@ -143,10 +145,13 @@ def test_nothing_is_collected_between_reading_and_writing():
 
     sink = MemorySink()
     sink.before = events.append
-    processed(
-        Source(n_samples=640, chunk=64), lambda: AsArrayTransformer(backend="numpy"), sink, checkpoint_seconds=9.0
-    )
-    assert events == ["read", "append"] * 10 + ["commit"]
+    monkeypatch.setattr(sequential, "WriteBehind", functools.partial(overlap.WriteBehind, most=1))
+    source = Source(n_samples=6400, chunk=64)
+    processed(source, lambda: AsArrayTransformer(backend="numpy"), sink, checkpoint_seconds=9.0)
+    assert events.count("read") == events.count("append") == 100 and events[-1] == "commit"
+    between = itertools.accumulate({"read": 1, "append": -1, "commit": 0}[event] for event in events)
+    # Those read ahead, one in the hands of each thread, and one that waits to be written.
+    assert max(between) <= overlap.MOST_AHEAD + 4
 
 
 def test_progress_is_told_after_each_chunk():

@@ -12,6 +12,7 @@ from ..rechunk import RechunkSettings, RechunkTransformer
 from ..stream.steps import Chain, Step, steps_of
 from . import checkpoint
 from .contracts import RecordingSource, ResultSink
+from .overlap import WriteBehind, read_ahead
 from .progress import Report
 from .resumable import ResumableChain
 
@@ -54,25 +55,27 @@ def process_in_order(
             ez.logger.info(f"Results are there already: {source.identity}")
             return ProcessedRecording(source.n_samples, source.n_samples)
         first = done = saved_at = _resumed(chain, sink, opened.checkpoint, source.identity)
-        for message in source.read(first):
-            for result in chain.process(message):
-                sink.append(result)
-            done += message.data.shape[message.get_axis_idx(resolve_stream_dim(message))]
-            if report is not None:
-                report(done, source.n_samples)
-            if done - saved_at >= every and done < source.n_samples:
-                saved_at = done
-                try:
-                    state = chain.save(done)
-                except checkpoint.CannotSave as error:
-                    ez.logger.info(f"No checkpoints, an interrupted run will start over: {error} ({source.identity}).")
-                    every = math.inf
-                else:
-                    sink.checkpoint(state)
-        if done != source.n_samples:
-            raise ValueError(f"{source.identity} has {source.n_samples} samples, but {done} were read.")
-        for result in chain.flush():
-            sink.append(result)
+        with WriteBehind(sink) as behind, read_ahead(source.read(first)) as messages:
+            for message in messages:
+                for result in chain.process(message):
+                    behind.append(result)
+                done += message.data.shape[message.get_axis_idx(resolve_stream_dim(message))]
+                if report is not None:
+                    report(done, source.n_samples)
+                if done - saved_at >= every and done < source.n_samples:
+                    saved_at = done
+                    try:
+                        state = chain.save(done)
+                    except checkpoint.CannotSave as error:
+                        reason = f"{error} ({source.identity})"
+                        ez.logger.info(f"No checkpoints, an interrupted run will start over: {reason}.")
+                        every = math.inf
+                    else:
+                        behind.checkpoint(state)
+            if done != source.n_samples:
+                raise ValueError(f"{source.identity} has {source.n_samples} samples, but {done} were read.")
+            for result in chain.flush():
+                behind.append(result)
         sink.commit()
         return ProcessedRecording(source.n_samples, first)
     finally:
