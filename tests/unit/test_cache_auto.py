@@ -110,6 +110,14 @@ def test_a_stall_changes_no_limit_and_leaves_no_rest_on_the_cpu(cpu):
     assert (cpu.limit_mb, cpu.held(STEADY), cpu.held(STALL)) == (50.0, 40 * MIB, 0)
 
 
+def test_stalls_that_come_often_do_not_keep_the_limit_from_being_found(mlx):
+    node = Node()
+    for number in range(60):
+        run(mlx, node, (9000 + number, 4), 45.0, n=1)
+        run(mlx, node, STEADY, 100.0, n=8)
+    assert mlx.limit_mb == pytest.approx(margin(mlx) * 100.0, rel=0.11)
+
+
 def test_stalls_that_fill_nothing_cost_nothing(cpu):
     node = Node()
     run(cpu, node, STEADY, 10.0)

@@ -3,8 +3,8 @@
 There is one such limit in a process, since there is one cache; all nodes that ask for ``"auto"`` share it. It begins
 with MLX's own limit on the CPU, 32 MiB, and with 512 MiB on a GPU. When the stream is steady it is measured: the cache
 is emptied, so that it holds nothing but what the steady message leaves in it, and the most that it has held after
-:data:`N_MEASURED` messages is the working set. A cache that has filled its limit meanwhile gets one of twice the size,
-and is measured on.
+:data:`N_MEASURED` messages is the working set. A cache that fills its limit meanwhile gets one of twice the size, and
+is measured on. After a stall in the middle of that, it is emptied again, and the count goes on.
 
 On a GPU messages overlap: when one begins, buffers of those before it are still in use, since the device has not come
 to them, or since MLX has not heard yet that it has. So they count, too, and the limit has room for three messages: one
@@ -81,6 +81,7 @@ class AutoLimit:
         self._disturbed = True
         self._n_quiet = self._n_left = 0
         self._most = self._least_active = 0
+        self._interrupted: tuple[dict[int, Shape], int, int] | None = None
 
     def apply(self, node: object, shape: Shape) -> None:
         """Take note of a message of *node*, whose data has this shape, and keep the limit in force."""
@@ -117,6 +118,8 @@ class AutoLimit:
             self.nodes[key] = weakref.ref(node, lambda _: self._forget(key))
             # What it has asked for by a number.
             self._guard.withdraw(node)
+        if self._n_left > 0:
+            self._interrupted = dict(self._shapes), self._n_left, self._most
         self._shapes[key] = shape
         self._n_quiet = self._n_left = 0
         self._disturbed = True
@@ -136,6 +139,10 @@ class AutoLimit:
             self._least_active = mx.get_active_memory()
         mx.clear_cache()
         self._start()
+        if self._interrupted is not None and self._interrupted[0] == self._shapes:
+            # Where stalls come often, no steady stretch is long enough.
+            _, self._n_left, self._most = self._interrupted
+        self._interrupted = None
 
     def _start(self) -> None:
         self._n_left = N_MEASURED * len(self.nodes)
@@ -152,11 +159,10 @@ class AutoLimit:
         else:
             self._most = max(self._most, mx.get_cache_memory())
         self._n_left -= 1
-        if self._n_left > 0:
-            return
         if self._fills(self._most) and self._may_grow():
             self._change(min(2.0 * self.limit_mb, _most_mb()), "the cache is full with steady messages alone")
             self._start()
+        if self._n_left > 0:
             return
         self._measured_shapes = dict(self._shapes)
         if self._fills(self._most):
