@@ -48,6 +48,29 @@ def write_spikeglx(
     return path
 
 
+def write_spikeglx_nidq(folder: Path) -> Path:
+    """A file of an NI-DAQ: two analog channels of ±5 V, and a digital word."""
+    path = folder / "run_g0_t0.nidq.bin"
+    DATA.tofile(path)
+    entries = {
+        "fileName": f"C:/data/{path.name}",
+        "fileSizeBytes": path.stat().st_size,
+        "firstSample": 4000,
+        "nSavedChans": 3,
+        "niAiRangeMax": 5,
+        "niMAGain": 1,
+        "niMNGain": 1,
+        "niSampRate": RATE,
+        "niXDChans1": "0:7",
+        "snsMnMaXaDw": "0,0,2,1",
+        "snsSaveChanSubset": "all",
+        "typeThis": "nidq",
+        "~snsChanMap": "(0,0,1,2,1)(XA0;0:0)(XA1;1:1)(XD0;2:2)",
+    }
+    path.with_suffix(".meta").write_text("".join(f"{key}={value}\n" for key, value in entries.items()))
+    return path
+
+
 def write_open_ephys_binary(folder: Path, numbers: np.ndarray | None = None, node: str = "Record Node 101") -> Path:
     """A recording of one experiment, 0.195 µV a count, whose samples have *numbers*, from 6000 on by default."""
     recording = folder / node / "experiment1" / "recording1"
@@ -147,6 +170,15 @@ def write_intan(folder: Path, first: int = 500) -> Path:
     (folder / "info.rhd").write_bytes(_intan_header())
     DATA.tofile(folder / "amplifier.dat")
     np.arange(first, first + len(DATA), dtype=np.int32).tofile(folder / "time.dat")
+    return folder
+
+
+def write_intan_by_channel(folder: Path) -> Path:
+    """A folder with a file for each channel, 0.195 µV a count; the first sample is number 500."""
+    write_intan(folder)
+    (folder / "amplifier.dat").unlink()
+    for number in range(N_CHANNELS):
+        DATA[:, number].tofile(folder / f"amp-A-{number:03d}.dat")
     return folder
 
 

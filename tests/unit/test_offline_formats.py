@@ -52,6 +52,34 @@ def test_samples_labels_scaling_and_times_are_those_of_the_file(name, tmp_path):
     assert message.attrs["nwb_scaling_offset"] == 0 and message.attrs["nwb_scaling_unit"] == "volts"
 
 
+@pytest.mark.parametrize(
+    ("write", "gain"),
+    [(recording_files.write_spikeglx_nidq, 5 / 32768), (recording_files.write_intan_by_channel, 0.195e-6)],
+    ids=["NI-DAQ", "a file a channel"],
+)
+def test_other_layouts_of_a_format_are_read_too(write, gain, tmp_path):
+    source = open_recording(write(tmp_path))
+    np.testing.assert_array_equal(samples_of(source), DATA)
+    attrs = next(source.read(0)).attrs
+    assert attrs["nwb_scaling_gain"] == pytest.approx(gain) and attrs["nwb_scaling_unit"] == "volts"
+
+
+def test_a_file_a_channel_must_all_have_one_length(tmp_path):
+    recording_files.write_intan_by_channel(tmp_path)
+    _shorten(tmp_path / "amp-A-001.dat", 2)
+    with pytest.raises(ValueError, match=str(tmp_path)):
+        open_recording(tmp_path)
+
+
+def test_files_of_other_channels_than_those_of_the_header_are_refused(tmp_path):
+    recording_files.write_intan_by_channel(tmp_path)
+    (tmp_path / "amp-A-001.dat").rename(tmp_path / "amp-A-003.dat")
+    with pytest.raises(
+        ValueError, match=r"has the channels .*'A-001', 'A-002'. in its header, and files for .*'A-003'"
+    ):
+        open_recording(tmp_path)
+
+
 def test_counts_that_begin_at_zero_have_an_offset(tmp_path):
     message = next(open_recording(recording_files.write_intan_in_one_file(tmp_path)).read(0))
     np.testing.assert_array_equal(message.data, recording_files.intan_samples())

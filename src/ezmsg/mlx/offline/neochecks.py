@@ -191,8 +191,22 @@ def _check_intan(reader: typing.Any, path: Path, stream: Stream, piece: Piece) -
             f"has {n} samples at {rate} Hz, and {len(numbers)} time stamps at {main_rate} Hz: a file is truncated, or "
             "has another number of channels than the header says.",
         )
+    if reader.file_format == "one-file-per-channel":
+        _check_channel_files(reader, path, stream)
     runs = runs_in(numbers, 1, 1 / main_rate, path)
     return Runs(-(-runs.firsts // ratio), runs.times)
+
+
+def _check_channel_files(reader: typing.Any, path: Path, stream: Stream) -> None:
+    """Refuse files that are not those of the header: neo takes all there are, in alphabetical order."""
+    header = reader.header["signal_channels"]
+    channels = header["id"][header["stream_id"] == stream.id].tolist()
+    files = sorted(channels)
+    if not stream.is_beside:
+        folder = path if path.is_dir() else path.parent
+        files = sorted(file.stem.partition("-")[2] for file in folder.rglob("*.dat") if "amp" in file.name)
+    if channels != files:
+        raise fault(path, stream.name, f"has the channels {channels} in its header, and files for {files}.")
 
 
 _CHECKS = {
