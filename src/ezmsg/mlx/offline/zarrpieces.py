@@ -85,18 +85,16 @@ class JoinsPieces:
         streamed = _streamed(open_group(str(with_rows[0]), mode="r"))
         _copy_without_rows(with_rows[0], results, streamed)
         self._group = group = open_group(str(results), mode="r+")
+        group.attrs["pieces"] = dict(about)
         self._times = streamed[1]
         self._arrays = {name: typing.cast("zarr.Array", group[name]) for name in streamed}
         self._waiting, self._n_waiting, self._n_written = [], 0, 0
         for array in self._arrays.values():
             array.resize((0, *array.shape[1:]))
-        first_rows = []
         for path in with_rows:
-            first_rows.append(self._n_written + self._n_waiting)
             piece = open_group(str(path), mode="r")
             _check_alike(typing.cast("zarr.Array", piece["data"]), self._arrays["data"])
             self._extend({name: typing.cast("zarr.Array", piece[name]) for name in streamed}, path)
-        group.attrs["pieces"] = {**about, "first_rows": first_rows}
 
     def _extend(self, rows: dict[str, zarr.Array], path: Path) -> None:
         """Add the rows of a piece, by links where its chunks lie as they are to lie."""
@@ -144,19 +142,20 @@ class ZarrPiece:
     def __init__(self, inner: ResultSink, path: Path) -> None:
         self._inner = inner
         self._path = path
+        self._name = f"piece {path.stem}"
         self._note = path.with_suffix(".note")
         self._has_rows = False
 
     def open(self) -> bytes | None:
         """See :obj:`ezmsg.mlx.PieceSink`."""
         note = self._read_note()
-        if note is None and self._inner.open("piece", "piece").is_complete:
+        if note is None and self._inner.open(self._name, self._name).is_complete:
             # Another worker has just finished it, or one has died before it wrote the note.
             note = self._read_note()
             if note is None:
                 shutil.rmtree(self._path)
                 self._inner.close()
-                self._inner.open("piece", "piece")
+                self._inner.open(self._name, self._name)
         self._has_rows = False
         return note
 

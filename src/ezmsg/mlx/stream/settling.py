@@ -23,8 +23,6 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .coefficients import check_ba
-
 SLACK = 1e3
 """What the response of a filter to how it began may be larger than the fall of its slowest pole says."""
 
@@ -136,6 +134,9 @@ def filter_time(coefs: object, coef_type: str, tolerance: float, gain: float) ->
         radius = max(_radius(section[3:]) for section in sections)
         n_taps = 2 * len(sections) + 1
     else:
+        # It loads scipy's filters, which takes longer than all else of this package.
+        from .coefficients import check_ba
+
         b, a = check_ba(coefs)
         radius, n_taps = _radius(a), max(len(b), len(a))
     if radius >= 1.0:
