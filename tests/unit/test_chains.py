@@ -17,14 +17,14 @@ RATE = 20000.0
 COUNTS = np.random.default_rng(0).integers(-3000, 3000, (3000, 5), dtype=np.int16)
 
 
-def results_of(chain) -> np.ndarray:
+def results_of(chain, dtype: str = "float32") -> np.ndarray:
     def messages():
         for start in range(0, len(COUNTS), 300):
             time = AxisArray.TimeAxis(fs=RATE, offset=start / RATE)
             yield AxisArray(COUNTS[start : start + 300], dims=["time", "ch"], axes={"time": time}, stream_dim="time")
 
     results = [np.asarray(message.data) for message in run_chain(chain, messages())]
-    assert {result.dtype for result in results} == {np.dtype(np.float32)}
+    assert {result.dtype for result in results} == {np.dtype(dtype)}
     return np.concatenate(results)
 
 
@@ -45,6 +45,13 @@ def test_band_pass_is_the_filter_and_then_the_reference(reference):
         expected -= getattr(np, reference)(expected, axis=1, keepdims=True)
     found = results_of(chains.band_pass(low=200.0, high=600.0, order=3, reference=reference))
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("reference", ["mean", "median"])
+def test_int16_is_the_nearest(reference):
+    parameters = {"low": 200.0, "high": 600.0, "reference": reference}
+    found = results_of(chains.band_pass(**parameters, dtype="int16"), "int16")
+    np.testing.assert_array_equal(found, np.rint(results_of(chains.band_pass(**parameters))))
 
 
 def test_spike_band_power_is_the_mean_square_in_the_band():
@@ -98,6 +105,11 @@ def test_wrong_parameters_are_refused_when_the_chain_is_built(parameters, said):
     with pytest.raises(ValueError) as error:
         chains.spike_band_power(**parameters)
     assert str(error.value) == said
+
+
+def test_results_are_float32_or_int16():
+    with pytest.raises(ValueError, match="dtype is 'int8'; allowed are 'float32', 'int16'."):
+        chains.band_pass(dtype="int8")
 
 
 def test_a_switch_is_true_or_false():

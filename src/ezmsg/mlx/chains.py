@@ -29,7 +29,11 @@ Reference: typing.TypeAlias = typing.Literal["none", "mean", "median"]
 
 
 def band_pass(
-    low: float = 300.0, high: float = 6000.0, order: int = 5, reference: Reference = "median"
+    low: float = 300.0,
+    high: float = 6000.0,
+    order: int = 5,
+    reference: Reference = "median",
+    dtype: typing.Literal["float32", "int16"] = "float32",
 ) -> "ChainTransformer":
     """A Butterworth band-pass, then a common reference: the usual first step before spikes are sorted.
 
@@ -38,17 +42,21 @@ def band_pass(
         high: Upper cut-off in Hz.
         order: Of the Butterworth filter.
         reference: What is subtracted from all channels after the filter.
+        dtype: Of the results; int16 is rounded to the nearest and saturates.
 
     Returns:
-        A chain from (time, ch) to float32 (time, ch) at the same rate.
+        A chain from (time, ch) to (time, ch) at the same rate.
 
     Raises:
         ValueError: A parameter is out of its range.
         TypeError: A parameter is not of its type.
     """
     subtract = _subtract(reference)
-    end = [_to_numpy(), *subtract] if _is_for_numpy(reference) else [*subtract, _to_numpy()]
-    return _one([_to_mlx(), _band(low, high, order), *end])
+    if dtype not in (allowed := ("float32", "int16")):
+        raise ValueError(f"dtype is {dtype!r}; allowed are {', '.join(map(repr, allowed))}.")
+    if _is_for_numpy(reference):
+        subtract = [_to_numpy(), *subtract]
+    return _one([_to_mlx(), _band(low, high, order), *subtract, _to_numpy(dtype)])
 
 
 def spike_band_power(
@@ -136,10 +144,10 @@ def _to_mlx() -> "Step":
     return AsArrayTransformer(backend=ArrayBackend.mlx, dtype="float32")
 
 
-def _to_numpy() -> "Step":
+def _to_numpy(dtype: str = "float32") -> "Step":
     from .asarray import ArrayBackend, AsArrayTransformer
 
-    return AsArrayTransformer(backend=ArrayBackend.numpy, dtype="float32")
+    return AsArrayTransformer(backend=ArrayBackend.numpy, dtype=dtype, rounding="nearest")
 
 
 def _band(low: float, high: float, order: int) -> "Step":
