@@ -115,6 +115,13 @@ def test_other_settings_do_not_replace_results(run, tmp_path):
     np.testing.assert_array_equal(zarr.open_group(str(tmp_path / "out" / "a.zarr"), mode="r")["data"][:], before)
 
 
+@pytest.mark.parametrize(("name", "codec"), [("none", None), ("zstd", "zstd")])
+def test_results_are_compressed_as_asked_for(run, tmp_path, name, codec):
+    assert run(*CHAIN, "--compressor", name)[0] == 0
+    written = json.loads((tmp_path / "out" / "a.zarr" / "data" / ".zarray").read_text())["compressor"]
+    assert (written and written["cname"]) == codec
+
+
 def test_ctrl_c_leaves_nothing_under_a_final_name(run, recordings, tmp_path, monkeypatch):
     monkeypatch.setattr(jobs.Job, "open", small_messages(jobs.Job.open))
     status, lines = run("--chain", "helpers.command_chains:make_interrupted")

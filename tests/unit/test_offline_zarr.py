@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import json
 import os
 import shutil
 
@@ -84,6 +85,26 @@ def test_the_group_holds_data_times_labels_and_the_recipe(tmp_path):
     assert "noise 0, 1500 samples" in group.attrs["recipe"]
     assert "time_constant=0.1" in group.attrs["recipe"]
     assert [entry.name for entry in path.parent.iterdir()] == ["results.zarr"]
+
+
+@pytest.mark.parametrize("name", ["default", "none", "zstd"])
+def test_data_is_compressed_as_asked_for(tmp_path, expected, name):
+    numcodecs = pytest.importorskip("numcodecs")
+    compressor = {"default": "default", "none": None, "zstd": numcodecs.Blosc("zstd", clevel=1)}[name]
+    process(tmp_path / "results.zarr", compressor=compressor)
+    with open(tmp_path / "results.zarr" / "data" / ".zarray") as file:
+        written = json.load(file)["compressor"]
+    if name == "default":
+        assert written is not None
+    else:
+        assert written == (None if name == "none" else compressor.get_config())
+    found = contents(tmp_path / "results.zarr")
+    np.testing.assert_array_equal(found["data"], expected["data"])
+
+
+def test_what_is_no_compressor_is_refused(tmp_path):
+    with pytest.raises(TypeError, match='compressor is 5; allowed are a codec of numcodecs, None and "default".'):
+        ZarrSink(tmp_path / "results.zarr", compressor=5)
 
 
 def test_results_that_are_there_are_left_alone(tmp_path, expected):

@@ -62,7 +62,6 @@ class _Clock:
 
 def measure(job: Job, chain: "Chain", folder: Path) -> Measured:
     """Run a piece of *job* into *folder*."""
-    from ..offline import ZarrSink
     from ..stream.steps import flush_steps, run_steps, steps_of
 
     source, place = job.open(), folder / "results.zarr"
@@ -70,7 +69,7 @@ def measure(job: Job, chain: "Chain", folder: Path) -> Measured:
     steps = steps_of(chain, "what the function of --chain returned")
     n_read = n_run = n_timed = 0
     until = math.inf
-    with contextlib.closing(ZarrSink(place)) as sink:
+    with contextlib.closing(job.sink(place)) as sink:
         sink.open("dry run", "dry run")
         for n_new, piece in _pieces(source):
             found.read += clock.lap()

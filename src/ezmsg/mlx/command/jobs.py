@@ -9,7 +9,10 @@ from pathlib import Path
 from .usage import UsageError
 
 if typing.TYPE_CHECKING:
-    from ..offline import RecordingSource
+    from ..offline import RecordingSource, ZarrSink
+
+COMPRESSORS = ("default", "none", "lz4", "zstd")
+"""How results are compressed: as the installed Zarr does, not at all, or by Blosc with one of its codecs."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,20 @@ class Job:
     options: Mapping[str, typing.Any]
     """How it is read: keyword arguments of :func:`ezmsg.mlx.offline.open_recording`."""
 
+    compressor: str = "default"
+
+    def sink(self, path: str | os.PathLike | None = None) -> "ZarrSink":
+        """What writes its results, to *path* instead if that is given."""
+        from ..offline import ZarrSink
+
+        if self.compressor in ("default", "none"):
+            return ZarrSink(path or self.results, compressor="default" if self.compressor == "default" else None)
+        from ..offline.extra import import_extra
+
+        numcodecs = import_extra("numcodecs")
+        codec = numcodecs.Blosc(cname=self.compressor, clevel=5, shuffle=numcodecs.Blosc.SHUFFLE)
+        return ZarrSink(path or self.results, compressor=codec)
+
     def open(self) -> "RecordingSource":
         """The recording as a source."""
         from ..offline import open_recording
@@ -28,7 +45,9 @@ class Job:
         return open_recording(self.recording, **self.options)
 
 
-def find_jobs(given: Iterable[str], output: Path, options: Mapping[str, typing.Any]) -> list[Job]:
+def find_jobs(
+    given: Iterable[str], output: Path, options: Mapping[str, typing.Any], compressor: str = "default"
+) -> list[Job]:
     """The recordings that are given, and those in folders that are, by name.
 
     The results of a recording in a folder below the one that is given go into a folder of the same name.
@@ -43,7 +62,7 @@ def find_jobs(given: Iterable[str], output: Path, options: Mapping[str, typing.A
             if places.setdefault(place, recording) != recording:
                 both = f"{str(places[place])!r} and {str(recording)!r}"
                 raise UsageError("RECORDING", f"{both} have one name, and so would their results")
-    return [Job(os.path.abspath(recording), str(place), options) for place, recording in places.items()]
+    return [Job(os.path.abspath(recording), str(place), options, compressor) for place, recording in places.items()]
 
 
 def _found(path: Path, format: str | None) -> list[Path]:

@@ -59,12 +59,10 @@ class _Run:
 
     def pairs(self) -> Iterator[tuple["RecordingSource", "ResultSink"]]:
         """A source and a sink for each recording that can be opened."""
-        from ..offline import ZarrSink
-
         for job in self._jobs:
             try:
                 source = job.open()
-                sink = ZarrSink(job.results)
+                sink = job.sink()
             except Exception as error:  # one bad recording is no reason to leave the others
                 self._fail(job, error)
                 continue

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from . import chainoption, recordingoptions
 from .chainoption import ChainChoice
-from .jobs import Job, find_jobs
+from .jobs import COMPRESSORS, Job, find_jobs
 from .usage import UsageError
 
 DESCRIPTION = """\
@@ -81,7 +81,7 @@ def parse(prog: str, arguments: list[str]) -> Options:
         kind = "" if isinstance(error, (ImportError, ValueError)) else f"{type(error).__name__}: "
         parser.error(f"argument --{name.replace('_', '-')}: {kind}{error}")
     try:
-        jobs = find_jobs(options.recordings, options.output, recordingoptions.asked(options))
+        jobs = find_jobs(options.recordings, options.output, recordingoptions.asked(options), options.compressor)
     except UsageError as error:
         parser.error(f"argument {error.option}: {error}")
     return Options(
@@ -110,6 +110,8 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     add("--chain", required=True, metavar="CHAIN", help=f"what to run: {chainoption.FORM}")
     add("--list-chains", action="store_true", help="list the ready chains; --chain NAME --help tells their options")
     add("--output", required=True, type=_folder, metavar="FOLDER", help="where results go, as NAME.zarr")
+    text = "of results: that of the installed Zarr, none, or Blosc with a codec [default]"
+    add("--compressor", choices=COMPRESSORS, default="default", help=text)
     add("--workers", type=_count, metavar="N", help="run on N processes of this machine [1: in this process]")
     add("--scheduler", metavar="ADDRESS", help="run on the Dask cluster of this scheduler, whose workers see the files")
     text = (

@@ -12,9 +12,24 @@ from .zarraxes import plain_attributes
 
 if typing.TYPE_CHECKING:
     import zarr
+    from numcodecs.abc import Codec
+
+    Compressor: typing.TypeAlias = Codec | typing.Literal["default"] | None
 
 DIMENSIONS = "_ARRAY_DIMENSIONS"
 """Where xarray looks for the names of dimensions."""
+
+
+def check_compressor(compressor: "Compressor") -> None:
+    """Refuse what is not a compressor.
+
+    Raises:
+        TypeError: It is neither one of numcodecs nor None nor "default".
+    """
+    if compressor is None or (isinstance(compressor, str) and compressor == "default"):
+        return
+    if not isinstance(compressor, import_extra("numcodecs.abc").Codec):
+        raise TypeError(f'compressor is {compressor!r}; allowed are a codec of numcodecs, None and "default".')
 
 
 def new_group(path: Path) -> "zarr.Group":
@@ -26,12 +41,21 @@ def new_group(path: Path) -> "zarr.Group":
 
 
 def add_array(
-    group: typing.Any, name: str, dims: list[str], shape: tuple[int, ...], chunks: tuple[int, ...], dtype: np.dtype
+    group: typing.Any,
+    name: str,
+    dims: list[str],
+    shape: tuple[int, ...],
+    chunks: tuple[int, ...],
+    dtype: np.dtype,
+    compressor: "Compressor" = "default",
 ) -> "zarr.Array":
     """A new array with named dimensions."""
-    create = group.create_array if hasattr(group, "create_array") else group.create_dataset  # Zarr 3, Zarr 2
+    is_new = hasattr(group, "create_array")  # in Zarr 3
+    create = group.create_array if is_new else group.create_dataset
+    # Both versions call it differently, and have their own default.
+    options = {} if compressor == "default" else {"compressors" if is_new else "compressor": compressor}
     chunks = tuple(max(length, 1) for length in chunks)
-    array = create(name, shape=shape, chunks=chunks, dtype=dtype, fill_value=None)
+    array = create(name, shape=shape, chunks=chunks, dtype=dtype, fill_value=None, **options)
     array.attrs[DIMENSIONS] = dims
     return array
 

@@ -22,11 +22,13 @@ from .extra import import_extra
 from .packing import pack
 from .unpacking import unpack
 from .zarraxes import labels_of, times
-from .zarrgroup import DIMENSIONS, add_array, add_labels, consolidate, describe, new_group
+from .zarrgroup import DIMENSIONS, add_array, add_labels, check_compressor, consolidate, describe, new_group
 from .zarrpieces import JoinsPieces, rows_of_chunk
 
 if typing.TYPE_CHECKING:
     import zarr
+
+    from .zarrgroup import Compressor
 
 
 class ZarrSink(JoinsPieces):
@@ -49,19 +51,30 @@ class ZarrSink(JoinsPieces):
     Args:
         path: Folder of the group. ``path.parent`` is made if need be.
         chunk_mb: Size of a chunk of ``data`` in MiB, uncompressed. So much is kept in memory.
+        compressor: Of ``data``: a codec of numcodecs, for example ``numcodecs.Blosc("zstd", 5, 2)``; None for none;
+            ``"default"`` for that of the installed Zarr. Results that were begun keep theirs.
         wait: Seconds to wait for another process that is writing the same results.
 
     Raises:
         ImportError: The extra ``offline`` is not installed.
         ValueError: *chunk_mb* is not finite and above 0, or *wait* is below 0.
-        TypeError: *path* is not a path; *chunk_mb* or *wait* is not a number (a bool is not).
+        TypeError: *path* is not a path; *chunk_mb* or *wait* is not a number (a bool is not); *compressor* is none.
     """
 
-    def __init__(self, path: str | os.PathLike, *, chunk_mb: float = 4.0, wait: float = 0.0) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        *,
+        chunk_mb: float = 4.0,
+        compressor: "Compressor" = "default",
+        wait: float = 0.0,
+    ) -> None:
         check_path("path", path)
         check_number("chunk_mb", chunk_mb)
         check_number("wait", wait, zero=True, infinite=True)
         import_extra("zarr")
+        check_compressor(compressor)
+        self._compressor = compressor
         self.path = Path(path)
         self.partial = self.path.with_name(self.path.name + ".partial")
         self._chunk_bytes = chunk_mb * 2**20
@@ -223,7 +236,7 @@ class ZarrSink(JoinsPieces):
         self._times = "time" if "time" not in dims[1:] else dims[0]
         labels = labels_of(message, dims[1:], {"data", self._times})
         self._arrays = {
-            "data": add_array(group, "data", dims, (0, *rest), (rows, *rest), data.dtype),
+            "data": add_array(group, "data", dims, (0, *rest), (rows, *rest), data.dtype, self._compressor),
             self._times: add_array(group, self._times, dims[:1], (0,), (rows,), np.dtype(np.float64)),
         }
         describe(self._arrays["data"], self._arrays[self._times], message, [name for name, _, _ in labels])
