@@ -182,8 +182,12 @@ def parts_of(chain: mlx.ChainTransformer, messages: list[AxisArray], whole: floa
     run = chain._runner._found[0][0]
     if not isinstance(run, CompiledRun) or run._staging is None:
         return {}
-    state, counts, _ = run._resident
-    steps = run._steps(len(messages[0].data), counts)
+    # Not after a message at which an average looks whether it has settled, which goes stage by stage.
+    for message in messages:
+        chain(message)
+        if run._resident is not None and run._resident.ahead is not None:
+            break
+    state, _, steps = run._resident
     function = run._functions[steps.key]
     times: dict[str, list[float]] = {}
 
