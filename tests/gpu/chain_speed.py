@@ -20,7 +20,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from unittest import mock
@@ -42,6 +42,7 @@ HELD_TO = {"30 × 256": 200, "30 × 1024": 200, "300 × 256": 200}
 CHANNELS_TIMES_REAL_TIME = {"128 × 1024": 25_000, "3000 × 4096": 80_000}
 SHAPES = ((30, 256), (30, 1024), (300, 256), (128, 1024), (3000, 1024), (3000, 4096))
 QUICK_SHAPES = ((30, 256), (30, 1024), (300, 256), (128, 1024), (3000, 4096))
+TINY_SHAPES = ((30, 8), (300, 8))
 Run = Callable[[AxisArray], np.ndarray]
 
 
@@ -107,8 +108,10 @@ def torch_graph(n_samples: int, n_channels: int, n_bins: int) -> Run | None:
     return run
 
 
-def bare(shapes: list[tuple[int, int]], n_messages: int, takes_apart: bool = False) -> list[dict]:
-    rows = []
+def bare(
+    shapes: Sequence[tuple[int, int]], n_messages: int, takes_apart: bool = False, is_fused_only: bool = False
+) -> list[dict]:
+    rows: list[dict] = []
     for n_samples, n_channels in shapes:
         bin_duration = min(n_samples, 300) / RATE
         make = functools.partial(latency.make_chain, bin_duration)
@@ -121,10 +124,15 @@ def bare(shapes: list[tuple[int, int]], n_messages: int, takes_apart: bool = Fal
                 message = stage(message)
             return message.data
 
-        runs: dict[str, Run] = {"fused": lambda message, chain=chain: chain(message).data, "stage by stage": one_by_one}
-        if takes_apart and not rows:
+        runs: dict[str, Run] = {"fused": lambda message, chain=chain: chain(message).data}
+        if takes_apart and not rows and not is_fused_only:
             print(f"without advice for results: {unadvised(make, n_samples, n_channels):.1f} us", flush=True)
-        if (torch_run := torch_graph(n_samples, n_channels, max(n_samples // 300, 1))) is not None:
+        if not is_fused_only:
+            runs["stage by stage"] = one_by_one
+        if (
+            not is_fused_only
+            and (torch_run := torch_graph(n_samples, n_channels, max(n_samples // 300, 1))) is not None
+        ):
             runs["PyTorch, one CUDA graph"] = torch_run
         n = max(n_messages * 300 * 256 // max(n_samples * n_channels, 300 * 256), 40)
         messages = messages_of(n_samples, n_channels, n + 20)
@@ -225,15 +233,17 @@ def parts_of(chain: mlx.ChainTransformer, messages: list[AxisArray], whole: floa
     return {**parts, "Python around": round(around, 1)}
 
 
-def without_graphs(out: str, quick: bool) -> list[dict]:
-    """The bare chain in a process of its own in which MLX launches kernels one by one; it reads that at its start."""
-    command = [sys.executable, __file__, "--bare", "30x256,300x256", "--out", out, "--name", "chain_speed_no_graphs"]
-    command += ["--quick"] if quick else []
-    done = subprocess.run(command, env=os.environ | {"MLX_USE_CUDA_GRAPHS": "0"}, capture_output=True, text=True)
-    if done.returncode:
-        print(f"without CUDA graphs: {done.stderr[-1000:]}")
+def without_graphs(shapes: str, out: str) -> list[dict]:
+    """The fused chain in a process of its own in which MLX launches kernels one by one; it reads that at its start."""
+    name = "chain_speed_no_graphs"
+    command = [sys.executable, __file__, "--quick", "--fused", shapes, "--out", out, "--name", name]
+    environment = os.environ | {"MLX_USE_CUDA_GRAPHS": "0"}
+    try:
+        subprocess.run(command, env=environment, check=True, timeout=120, stdout=subprocess.DEVNULL)
+    except subprocess.SubprocessError as error:
+        print(f"without CUDA graphs: {error}")
         return []
-    rows = json.loads((Path(out) / "chain_speed_no_graphs.json").read_text())["rows"]
+    rows = json.loads((Path(out) / f"{name}.json").read_text())["rows"]
     for row in rows:
         row["way"] += ", no CUDA graphs in MLX"
         print(json.dumps(row, ensure_ascii=False), flush=True)
@@ -263,23 +273,28 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=1.0, help="length of the graph in real time [1]")
     parser.add_argument("--messages", type=int, default=2000, help="of a short shape, for the bare chain [2000]")
     parser.add_argument("--quick", action="store_true", help="no graphs, and where the time of a message goes")
-    parser.add_argument("--bare", metavar="30x256,...", help="the bare chain only, with these samples x channels")
+    parser.add_argument("--fused", metavar="30x256,...", help="the fused chain only, with these samples x channels")
     parser.add_argument("--name", default="chain_speed", help="of the file, without .json [chain_speed]")
     parser.add_argument("--tiny", action="store_true", help="small shapes and short streams, to see that it runs")
     options = parser.parse_args()
-    takes_apart, n_messages = options.quick, min(options.messages, 1000) if options.quick else options.messages
-    graph_rows: list[dict] = []
-    if options.bare:
-        shapes = [tuple(map(int, shape.split("x"))) for shape in options.bare.split(",")]
-        rows = bare(shapes, n_messages, takes_apart)
-    elif options.tiny:
-        rows = bare([(30, 8), (300, 8)], 60, takes_apart)
-        graph_rows = [] if options.quick else graphs(1.0, 1 / 60, ((300, 8), (30, 8)))
+    n_messages = min(options.messages, 600) if options.quick else options.messages
+    if options.fused:
+        shapes = [(int(n), int(c)) for n, c in (shape.split("x") for shape in options.fused.split(","))]
+        write(options, bare(shapes, n_messages, options.quick, is_fused_only=True), [])
     elif options.quick:
-        rows = bare(list(QUICK_SHAPES), n_messages, takes_apart) + without_graphs(options.out, quick=True)
+        shapes, apart = (TINY_SHAPES, "30x8") if options.tiny else (QUICK_SHAPES, "30x256,300x256")
+        rows = bare(shapes, 60 if options.tiny else n_messages, takes_apart=True)
+        # At once, in case that the rest does not end.
+        write(options, rows, [])
+        write(options, rows + without_graphs(apart, options.out), [])
+    elif options.tiny:
+        write(options, bare(TINY_SHAPES, 60), graphs(1.0, 1 / 60, ((300, 8), (30, 8))))
     else:
-        rows = bare(list(SHAPES), n_messages)
-        graph_rows = graphs(60.0, options.minutes, ((300, 256), (30, 1024)))
+        write(options, bare(SHAPES, n_messages), graphs(60.0, options.minutes, ((300, 256), (30, 1024))))
+    return 0
+
+
+def write(options: argparse.Namespace, rows: list[dict], graph_rows: list[dict]) -> None:
     import mlx.core as mx
 
     packages = {"ezmsg-mlx": "ezmsg-mlx", "MLX": "mlx", "ezmsg": "ezmsg", "ezmsg-sigproc": "ezmsg-sigproc"}
@@ -289,7 +304,7 @@ def main() -> int:
         "machine": str(mx.device_info().get("device_name", platform.machine())),
         "versions": {**versions, "NumPy": np.__version__, "Python": platform.python_version()},
         "date": datetime.date.today().isoformat(),
-        "command": "python tests/gpu/chain_speed.py",
+        "command": "python tests/gpu/chain_speed.py" + (" --quick" if options.quick else ""),
         "form": "bare chain",
         "state": "from the start",
         "input": "host",
@@ -306,8 +321,7 @@ def main() -> int:
     }
     path = Path(options.out) / f"{options.name}.json"
     path.write_text(json.dumps(made, indent=2, ensure_ascii=False) + "\n")
-    print(f"written to {path}")
-    return 0
+    print(f"written to {path}", flush=True)
 
 
 if __name__ == "__main__":
