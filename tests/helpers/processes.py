@@ -26,14 +26,10 @@ import ezmsg.core as ez
 import pytest
 
 from . import warm
+from .warm import TESTS, TIME_LIMIT
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-TIME_LIMIT = 300.0
-"""Seconds after which a process is ended with all its children. Only a hang takes that long, on a busy machine too."""
-
-TESTS = Path(__file__).parents[1]
 
 
 def in_fresh_process(test: Callable[P, None]) -> Callable[P, None]:

@@ -8,8 +8,8 @@ import subprocess
 import psutil
 import pytest
 
-from .examples import EXAMPLES, TIME_LIMIT
-from .warm import start
+from .examples import EXAMPLES
+from .warm import TIME_LIMIT, start
 
 SHARED_MEMORY = pathlib.Path("/dev/shm")
 

@@ -5,6 +5,7 @@ which must not be used on both sides of a fork, nor this package is loaded when 
 child of the process that asked for it, as one that was started in any other way.
 """
 
+import atexit
 import builtins
 import contextlib
 import ctypes
@@ -27,6 +28,9 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 
 MODULES = ("numpy", "scipy.signal", "numba", "ezmsg.core", "ezmsg.baseproc", "ezmsg.util.messages.axisarray")
+
+TIME_LIMIT = 300.0
+"""Seconds after which a process is ended with all its children. Only a hang takes that long, on a busy machine too."""
 
 TESTS = pathlib.Path(__file__).parents[1]
 
@@ -74,6 +78,20 @@ def start(
     )
 
 
+def run(
+    arguments: Sequence[str], *, environment: Mapping[str, str] = os.environ, folder: str | os.PathLike | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """The same, until it ends by itself; a hang ends it with all its processes and raises TimeoutExpired."""
+    process = start(arguments, environment=environment, folder=folder)
+    try:
+        out, err = process.communicate(timeout=TIME_LIMIT)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
+    return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+
 def _heed_interrupts() -> None:
     # As a terminal starts a program: one in the background of a script has Ctrl-C ignored, and passes that on.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -89,7 +107,7 @@ def _channel(environment: Mapping[str, str]) -> socket.socket | None:
     if _template is None:
         ours, its = socket.socketpair()
         command = [sys.executable, "-c", f"from helpers import warm; warm.serve({its.fileno()})"]
-        # It ends when this end of the channel is closed. Not a child to be waited for.
+        # It ends when this end of the channel is closed.
         path = os.pathsep.join([str(TESTS), environment.get("PYTHONPATH", "")])
         process = subprocess.Popen(
             command,
@@ -100,9 +118,15 @@ def _channel(environment: Mapping[str, str]) -> socket.socket | None:
             preexec_fn=_heed_interrupts,
         )
         its.close()
+        atexit.register(_end, ours, process)
         _template = _lasting(environment), ours, process
     its_environment, channel, _ = _template
     return channel if its_environment == _lasting(environment) else None
+
+
+def _end(channel: socket.socket, process: subprocess.Popen) -> None:
+    channel.close()
+    process.wait()
 
 
 @contextlib.contextmanager
@@ -150,6 +174,11 @@ class Forked:
                 raise subprocess.TimeoutExpired("python", timeout or 0.0)
             self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
             os.close(self._end)
+        return self.returncode
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0.0)
         return self.returncode
 
     def communicate(self, given: str | None = None, timeout: float | None = None) -> tuple[str, str | None]:

@@ -7,7 +7,6 @@ to each.
 import functools
 import multiprocessing
 import pickle
-import subprocess
 import sys
 import typing
 from pathlib import Path
@@ -22,7 +21,7 @@ import ezmsg.mlx as mlx
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from helpers import chains
+from helpers import chains, warm
 
 # More messages than the 32 after which shared memory is used again; bins of 60 samples.
 LENGTHS = [60, 60, 30, 30, 7, 53, 0, 600, 60, 60] * 6
@@ -86,7 +85,7 @@ def run_graph(processes: str, output: str) -> None:
 def test_a_chain_in_a_graph_gives_what_its_stages_give(processes, tmp_path):
     pytest.importorskip("mlx.core")
     output = tmp_path / "received.npz"
-    done = subprocess.run([sys.executable, __file__, processes, output], capture_output=True, text=True, timeout=240)
+    done = warm.run([__file__, processes, str(output)])
     assert output.exists(), done.stdout + done.stderr
     received = np.load(output)
     offsets = received["offsets"]

@@ -6,7 +6,6 @@ global to each.
 
 import multiprocessing
 import socket
-import subprocess
 import sys
 import typing
 
@@ -122,10 +121,11 @@ def run_graph(processes: str, output: str) -> None:
 @pytest.mark.parametrize("processes", ["one", "two"])
 def test_graph_gives_the_average_of_all_samples(processes, tmp_path):
     pytest.importorskip("mlx.core")
+    from helpers import warm
     from helpers.ewma_cases import alpha_of, check_close, corrected
 
     output = tmp_path / "received.npz"
-    done = subprocess.run([sys.executable, __file__, processes, output], capture_output=True, text=True, timeout=240)
+    done = warm.run([__file__, processes, str(output)])
     assert output.exists(), done.stdout + done.stderr
     received = np.load(output)
     offsets = received["offsets"]

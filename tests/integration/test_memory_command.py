@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from helpers.examples import TIME_LIMIT
+from helpers.warm import TIME_LIMIT
 
 from ezmsg.mlx.memory import __main__ as command
 

@@ -22,7 +22,9 @@ import numpy as np
 import offline_recordings
 import psutil
 import pytest
-from helpers.examples import EXAMPLES, TIME_LIMIT
+from helpers import warm
+from helpers.examples import EXAMPLES
+from helpers.warm import TIME_LIMIT
 
 from ezmsg.mlx import cache_limit, withdraw_cache_limit
 
@@ -38,15 +40,9 @@ class Script:
     """The example at work, in a session of its own, as a terminal starts it."""
 
     def __init__(self, *options: str | os.PathLike) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(EXAMPLES / "offline_recordings.py"), *map(str, options)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={key: value for key, value in os.environ.items() if not key.startswith(("EZMSG_", "FORCE_COLOR"))},
-            text=True,
-            start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(("EZMSG_", "FORCE_COLOR"))}
+        arguments = [str(EXAMPLES / "offline_recordings.py"), *map(str, options)]
+        self.process = warm.start(arguments, environment=environment)
 
     def finish(self) -> tuple[int, str, str]:
         try:

@@ -2,11 +2,10 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from helpers import warm
 from helpers.processes import run_code
 
 pytest.importorskip("mlx.core")
@@ -28,8 +27,10 @@ BLOCKS = _blocks()
 GRAPHS = {name: block for name, block in BLOCKS.items() if "ez.run(" in block}
 
 RUN_ALL = """
-import contextlib, io, json, sys, traceback
+import contextlib, io, json, os, sys, traceback
 
+# Some of them write files.
+os.chdir(os.path.dirname(sys.argv[1]))
 shown = {}
 for name, block in json.load(open(sys.argv[1])).items():
     out = io.StringIO()
@@ -68,7 +69,7 @@ def test_block_prints_something(name: str, shown: dict[str, tuple[str, str]]):
 def test_graph_prints_and_ends(name: str, tmp_path: Path):
     script = tmp_path / "graph.py"
     script.write_text(BLOCKS[name])
-    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240, check=False)
+    run = warm.run([str(script)])
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("(300, 64)") >= 20, run.stdout + run.stderr
 

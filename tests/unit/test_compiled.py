@@ -133,3 +133,33 @@ def test_every_kernel_is_compiled_that_way():
     assert functions
     for function in functions:
         assert isinstance(function._cache, compiled._OptionalCache), function
+
+
+@pytest.mark.parametrize(("recurrence", "coefficients", "state"), [
+    ("ewma", 0.5, (2,)),
+    ("ewma", 0.5, (4,)),
+    ("zscore", 0.5, (6,)),
+    ("sosfilt", np.array([[1.0, 0.0, 0.0, 1.0, 0.0, 0.0]]), (1, 4)),
+])  # fmt: skip
+def test_one_compilation_serves_all_messages(recurrence, coefficients, state):
+    import mlx.core as mx
+
+    from ezmsg.mlx.kernels import kernel
+    from ezmsg.mlx.kernels.cpu.memory import KEPT_FLOATS
+
+    module = kernel(recurrence, "cpu")
+    module.compile_ahead(coefficients, 3)
+    function = {"ewma": "_ewma", "zscore": "_zscore", "sosfilt": "_filter"}[recurrence]
+    before = len(getattr(module, function).signatures)
+    for shape, axis in (
+        ((5, 3), 0),
+        ((KEPT_FLOATS, 2), 0),
+        ((3, 5), 1),
+        ((2, KEPT_FLOATS), 1),
+        ((5,), 0),
+        ((2, 5, 3), 1),
+    ):
+        *sections, n_states = state
+        zi = mx.zeros((*sections, *(n_states if dim == axis else n for dim, n in enumerate(shape))))
+        module.run(mx.ones(shape), coefficients, zi, axis, ())
+    assert len(getattr(module, function).signatures) == before == 1

@@ -16,8 +16,6 @@ from helpers.transformers import filtered, message, using
 
 from ezmsg.mlx.detrend import DetrendTransformer
 from ezmsg.mlx.ewma import EWMASettings, EWMATransformer
-from ezmsg.mlx.kernels.cpu import ewma as cpu_ewma
-from ezmsg.mlx.kernels.cpu import memory as cpu_memory
 from ezmsg.mlx.scaler import AdaptiveStandardScalerTransformer
 
 
@@ -155,20 +153,3 @@ def test_state_that_needs_no_correction_goes_on_as_well(path):
         state = pickle.loads(pickle.dumps(state))
     check_close(np.concatenate(pieces), corrected(x, alpha_of(0.001)))
     assert state[0].zi.shape == (2, 2)
-
-
-def test_first_message_compiles_for_short_and_for_long_ones(monkeypatch):
-    modes, run = set(), cpu_ewma._ewma
-
-    def note(x, y, in_place, *rest):
-        modes.add(in_place)
-        run(x, y, in_place, *rest)
-
-    monkeypatch.setattr(cpu_ewma, "_ewma", note)
-    cpu_ewma._compile_ahead.cache_clear()
-    with using("cpu"):
-        transformer = EWMATransformer()
-        filtered(transformer, mx.ones((5, 3)))
-        assert modes == {None, True}
-        filtered(transformer, mx.ones((cpu_memory.KEPT_FLOATS, 3)))
-    assert modes == {None, True}

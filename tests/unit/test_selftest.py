@@ -3,10 +3,9 @@
 import dataclasses
 import json
 import math
-import subprocess
-import sys
 
 import pytest
+from helpers import warm
 
 mx = pytest.importorskip("mlx.core")
 
@@ -128,5 +127,5 @@ def test_the_error_of_a_graph_is_shown():
 
 
 def test_it_is_a_command():
-    done = subprocess.run([sys.executable, "-m", "ezmsg.mlx.selftest", "--help"], capture_output=True, text=True)
+    done = warm.run(["-m", "ezmsg.mlx.selftest", "--help"])
     assert done.returncode == 0 and "--require" in done.stdout

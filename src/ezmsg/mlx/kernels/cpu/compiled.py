@@ -26,14 +26,14 @@ Function = TypeVar("Function", bound=Callable)
 _told = False
 
 
-def compiled(fastmath: bool | set[str] = False) -> Callable[[Function], Function]:
-    """A decorator that compiles as ``numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=fastmath)`` does.
+def compiled(fastmath: bool | set[str] = False, inline: str = "never") -> Callable[[Function], Function]:
+    """A decorator that compiles as ``numba.njit(cache=True, nogil=True, error_model="numpy", ...)`` does.
 
     The log warns once in a process if the cache cannot be used.
     """
 
     def decorate(function: Function) -> Function:
-        dispatcher: Any = numba.njit(nogil=True, error_model="numpy", fastmath=fastmath)(function)
+        dispatcher: Any = numba.njit(nogil=True, error_model="numpy", fastmath=fastmath, inline=inline)(function)
         try:
             dispatcher._cache = _OptionalCache(function)
         except Exception as error:

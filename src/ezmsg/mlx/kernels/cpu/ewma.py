@@ -18,47 +18,45 @@ _NOTHING = np.float32(np.nan)
 
 _compiled = compiled(fastmath={"contract"})
 
-# The samples are in *x* or, if *in_place* is not None, in *y*: numba compiles either by itself, since a loop over two
-# arrays that may be the same one takes twice as long. *scale* is what the average after each sample is multiplied by
-# (1 of a plain one, which costs less than a second compilation). A sample that is not taken becomes NaN, which stays in
-# the recurrence: the loops need not look for it, and what was one is seen at the end.
+# The samples are in *x* or, if *in_place*, in *y*, which is another array. *scale* is what the average after each
+# sample is multiplied by (1 of a plain one, which costs less than a second compilation). A sample that is not taken
+# becomes NaN, which stays in the recurrence: the loops need not look for it, and what was one is seen at the end.
 
 
 @_compiled
-def _time_first(
-    x: np.ndarray, y: np.ndarray, in_place: bool | None, z: np.ndarray, scale: np.ndarray, alpha: float
-) -> None:
-    if in_place is None:
-        samples = x
-    else:
-        samples = y
+def _time_first(x: np.ndarray, y: np.ndarray, in_place: bool, z: np.ndarray, scale: np.ndarray, alpha: float) -> None:
     beta = 1.0 - alpha
     for outer in range(y.shape[0]):
         # From the first sample on *z* is the average itself: the same operations, but two thirds of the time.
         before = 1.0
         for n in range(y.shape[1]):
             of_row = scale[n]
-            for channel in range(y.shape[2]):
-                sample = samples[outer, n, channel]
-                taken = sample if np.abs(sample) <= _LARGEST else _NOTHING
-                average = alpha * np.float64(taken) + before * z[outer, channel]
-                z[outer, channel] = average
-                y[outer, n, channel] = average * of_row
+            if in_place:
+                # In two, since a loop over two arrays that may be the same one takes twice as long.
+                for channel in range(y.shape[2]):
+                    sample = y[outer, n, channel]
+                    taken = sample if np.abs(sample) <= _LARGEST else _NOTHING
+                    z[outer, channel] = alpha * np.float64(taken) + before * z[outer, channel]
+                for channel in range(y.shape[2]):
+                    y[outer, n, channel] = z[outer, channel] * of_row
+            else:
+                for channel in range(y.shape[2]):
+                    sample = x[outer, n, channel]
+                    taken = sample if np.abs(sample) <= _LARGEST else _NOTHING
+                    average = alpha * np.float64(taken) + before * z[outer, channel]
+                    z[outer, channel] = average
+                    y[outer, n, channel] = average * of_row
             before = beta
         for channel in range(y.shape[2]):
             z[outer, channel] *= beta
 
 
 @_compiled
-def _time_last(
-    x: np.ndarray, y: np.ndarray, in_place: bool | None, z: np.ndarray, scale: np.ndarray, alpha: float
-) -> None:
-    if in_place is None:
-        samples = x
-    else:
-        samples = y
+def _time_last(x: np.ndarray, y: np.ndarray, in_place: bool, z: np.ndarray, scale: np.ndarray, alpha: float) -> int:
+    """All but the last few channels; how many."""
     # Four channels at a time: the recurrence of one waits for its own last result, that of another does not.
     beta = 1.0 - alpha
+    samples = y if in_place else x
     taken = np.empty(4, np.float32)
     in_fours = y.shape[0] - y.shape[0] % 4
     for a in range(0, in_fours, 4):
@@ -75,7 +73,7 @@ def _time_last(
             za, zb, zc, zd = beta * ya, beta * yb, beta * yc, beta * yd
             y[a, n, 0], y[b, n, 0], y[c, n, 0], y[d, n, 0] = ya * scale[n], yb * scale[n], yc * scale[n], yd * scale[n]
         z[a, 0], z[b, 0], z[c, 0], z[d, 0] = za, zb, zc, zd
-    _time_first(x[in_fours:], y[in_fours:], in_place, z[in_fours:], scale, alpha)
+    return in_fours
 
 
 @_compiled
@@ -110,24 +108,23 @@ def _hold(x: np.ndarray, y: np.ndarray, state: float, weight: float, alpha: floa
 
 
 @_compiled
-def _ewma(x: np.ndarray, y: np.ndarray, in_place: bool | None, zi: np.ndarray, zf: np.ndarray, alpha: float) -> None:
+def _ewma(x: np.ndarray, y: np.ndarray, in_place: bool, zi: np.ndarray, zf: np.ndarray, alpha: float) -> None:
     weighted = zi.shape[1] == 4
     # Two arrays rather than rows of one, with which loops take twice as long.
     z = np.empty((y.shape[0], y.shape[2]))
     w = np.empty((y.shape[0], y.shape[2]))
     scale = np.ones(y.shape[1])
-    get_pairs(zi, 0, z)
+    get_pairs(zi[:, :2], z)
     common = last = 0.0
     if weighted:
-        get_pairs(zi, 2, w)
+        get_pairs(zi[:, 2:], w)
         common = common_weight(w)
         last = tables(common, alpha, scale, scale[:0], scale[:0])
     if common < 0.0:
         _each_weight(x, y, z, w, alpha)
-    elif y.shape[2] == 1:
-        _time_last(x, y, in_place, z, scale, alpha)
     else:
-        _time_first(x, y, in_place, z, scale, alpha)
+        done = _time_last(x, y, in_place, z, scale, alpha) if y.shape[2] == 1 else 0
+        _time_first(x[done:], y[done:], in_place, z[done:], scale, alpha)
     for outer in range(y.shape[0]):
         for channel in range(y.shape[2]):
             state, weight = z[outer, channel], w[outer, channel] if common < 0.0 else last
@@ -148,8 +145,7 @@ def compile_ahead(coefficients: float, n_channels: int) -> None:
 @functools.cache
 def _compile_ahead() -> None:
     x, z = np.zeros((1, 1, 2), np.float32), np.zeros((1, 2, 2), np.float32)
-    for in_place in (None, True):
-        _ewma(x, x.copy(), in_place, z, z.copy(), 0.5)
+    _ewma(x, x.copy(), False, z, z.copy(), 0.5)
 
 
 def run(x: mx.array, alpha: float, zi: mx.array, axis: int, chunk_sizes: tuple[int, ...]) -> tuple[mx.array, mx.array]:
@@ -161,9 +157,9 @@ def run(x: mx.array, alpha: float, zi: mx.array, axis: int, chunk_sizes: tuple[i
         samples = np.ascontiguousarray(samples)
     samples = samples.reshape(flat)
     zf = np.empty((flat[0], zi.shape[axis], flat[2]), np.float32)
+    states = np.ascontiguousarray(zi).reshape(zf.shape)
 
     def run(source: Samples, target: Samples) -> None:
-        in_place = True if source is target else None
-        _ewma(samples, target, in_place, np.asarray(zi).reshape(zf.shape), zf, alpha)
+        _ewma(samples, target, source is target, states, zf, alpha)
 
     return computed(samples, shape, run), mx.array(zf.reshape(zi.shape))

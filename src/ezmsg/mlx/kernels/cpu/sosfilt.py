@@ -104,19 +104,21 @@ def _filter(
 ) -> None:
     """Filter (outer, time, channel) from *x* to *y*, which may be the same array; *given* is what was in *x* at first.
 
-    *zi* and *zf* are (section, outer, 4, channel), pairs of float32.
+    *zi* and *zf* are (section, outer, 4, channel), pairs of float32. With one channel all of *outer* go together.
     """
     buffer = np.empty(BLOCK)
     length = BLOCK // width
-    rows = x.strides[2] <= x.strides[1]
-    z = np.empty((len(sos), 2, x.shape[2]))
-    for outer in range(x.shape[0]):
-        for channel in range(x.shape[2]):
-            _get_state(zi[:, outer, :, channel], z[:, :, channel])
+    rows = x.shape[2] > 1
+    n_outer, n_channels = (x.shape[0], x.shape[2]) if rows else (1, x.shape[0])
+    z = np.empty((len(sos), 2, n_channels))
+    for outer in range(n_outer):
+        for channel in range(n_channels):
+            i, j = (outer, channel) if rows else (channel, 0)
+            _get_state(zi[:, i, :, j], z[:, :, channel])
         for start in range(0, x.shape[1], length):
             stop = min(start + length, x.shape[1])
-            for first in range(0, x.shape[2], width):
-                last = min(first + width, x.shape[2])
+            for first in range(0, n_channels, width):
+                last = min(first + width, n_channels)
                 block = buffer[: (stop - start) * (last - first)].reshape(stop - start, last - first)
                 # In the order of memory.
                 if rows:
@@ -124,20 +126,21 @@ def _filter(
                         _load(x[outer, n, first:last], block[n - start])
                 else:
                     for channel in range(first, last):
-                        _load(x[outer, start:stop, channel], block[:, channel - first])
+                        _load(x[channel, start:stop, 0], block[:, channel - first])
                 _sections(block, z, first, sos)
                 if rows:
                     for n in range(start, stop):
                         _store(block[n - start], y[outer, n, first:last])
                 else:
                     for channel in range(first, last):
-                        _store(block[:, channel - first], y[outer, start:stop, channel])
-        for channel in range(x.shape[2]):
+                        _store(block[:, channel - first], y[channel, start:stop, 0])
+        for channel in range(n_channels):
+            i, j = (outer, channel) if rows else (channel, 0)
             of_channel = z[:, :, channel]
             if not _is_finite(of_channel):
-                _get_state(zi[:, outer, :, channel], of_channel)
-                _hold(given[outer, :, channel], y[outer, :, channel], of_channel, sos)
-            _put_state(of_channel, zf[:, outer, :, channel])
+                _get_state(zi[:, i, :, j], of_channel)
+                _hold(given[i, :, j], y[i, :, j], of_channel, sos)
+            _put_state(of_channel, zf[:, i, :, j])
 
 
 def compile_ahead(coefficients: npt.NDArray[np.float64], n_channels: int) -> None:
@@ -148,9 +151,7 @@ def compile_ahead(coefficients: npt.NDArray[np.float64], n_channels: int) -> Non
 @functools.cache
 def _compile_ahead() -> None:
     sos = np.array([[1.0, 0.0, 0.0, 1.0, 0.0, 0.0]])
-    # As the call below: one channel is time last, whose arrays have another layout.
-    for n_channels in (1, 2):
-        run(mx.zeros((1, n_channels)), sos, mx.zeros((1, 4, n_channels)), 0, ())
+    run(mx.zeros((1, 2)), sos, mx.zeros((1, 4, 2)), 0, ())
 
 
 def run(
@@ -163,17 +164,7 @@ def run(
     zf = np.empty_like(states)
 
     def run(source: Samples, target: Samples) -> None:
-        if inner == 1:
-            _filter(
-                samples.T,
-                source.T,
-                target.T,
-                states.transpose(0, 3, 2, 1),
-                zf.transpose(0, 3, 2, 1),
-                sos,
-                min(outer, COLUMN),
-            )
-        else:
-            _filter(samples, source, target, states, zf, sos, min(inner, ROW))
+        width = min(inner, ROW) if inner > 1 else min(outer, COLUMN)
+        _filter(samples, source, target, states, zf, sos, width)
 
     return computed(samples, x.shape, run), mx.array(zf.reshape(zi.shape))

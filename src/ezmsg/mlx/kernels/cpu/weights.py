@@ -13,20 +13,23 @@ from .compiled import compiled
 # A multiplication and an addition may be one instruction; what else fastmath allows would break NaN.
 _compiled = compiled(fastmath={"contract"})
 
+# Part of the functions that call it, since a function of its own takes longer to compile than it.
+_inlined = compiled(fastmath={"contract"}, inline="always")
 
-@_compiled
+
+@_inlined
 def pair_at(states: np.ndarray, outer: int, place: int, channel: int) -> float:
     """The value of a pair, from *states* (outer, length, channel)."""
     return np.float64(states[outer, place, channel]) + states[outer, place + 1, channel]
 
 
 @_compiled
-def get_pairs(states: np.ndarray, place: int, values: np.ndarray) -> None:
-    """The pairs at *place*, to *values* (outer, channel)."""
+def get_pairs(states: np.ndarray, values: np.ndarray) -> None:
+    """The first pairs of *states*, to *values* (outer, channel)."""
     # Loops rather than expressions of arrays, each of which takes a second to compile.
     for outer in range(values.shape[0]):
         for channel in range(values.shape[1]):
-            values[outer, channel] = pair_at(states, outer, place, channel)
+            values[outer, channel] = pair_at(states, outer, 0, channel)
 
 
 @_compiled
@@ -56,7 +59,7 @@ def tables(weight: float, alpha: float, inverse: np.ndarray, share: np.ndarray, 
     return weight
 
 
-@_compiled
+@_inlined
 def put_pair(value: float, states: np.ndarray, outer: int, place: int, channel: int) -> None:
     """Write *value* as a pair."""
     states[outer, place, channel] = value

@@ -167,13 +167,16 @@ def _zscore(given: np.ndarray, x: np.ndarray, y: np.ndarray, zi: np.ndarray, zf:
     weight = np.empty((n_outer, n_channels))
     share = np.empty(n_samples)
     keep = np.empty(n_samples)
-    get_pairs(zi, 0, mean)
-    get_pairs(zi, 2, var)
-    get_pairs(zi, 4, weight)
+    get_pairs(zi[:, :2], mean)
+    get_pairs(zi[:, 2:4], var)
+    get_pairs(zi[:, 4:], weight)
     common = common_weight(weight)
     last = tables(common, alpha, share[:0], share, keep) if common >= 0.0 else 0.0
     if n_channels == 1:
-        _columns(x[:, :, 0], y[:, :, 0], mean[:, 0], var[:, 0], weight[:, 0], common, share, keep, alpha)
+        # In one piece as numba sees it, so that what is compiled for rows serves here, too.
+        samples, scores = x.reshape(n_outer, n_samples), y.reshape(n_outer, n_samples)
+        of_each = mean.reshape(n_outer), var.reshape(n_outer), weight.reshape(n_outer)
+        _columns(samples, scores, of_each[0], of_each[1], of_each[2], common, share, keep, alpha)
     else:
         for outer in range(n_outer):
             _rows(x[outer], y[outer], mean[outer], var[outer], weight[outer], common, share, keep, alpha)
