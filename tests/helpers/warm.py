@@ -257,7 +257,8 @@ def _run(arguments: list[str], environment: dict[str, str], folder: str) -> None
     kind, *rest = arguments
     main = types.ModuleType("__main__")
     vars(main).update(__builtins__=builtins)
-    sys.modules["__main__"] = main
+    # By the second name multiprocessing finds what spawned processes send back.
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = main
     if kind == "-m":
         sys.path[0] = folder
         sys.argv[:] = rest
