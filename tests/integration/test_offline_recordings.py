@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from support import offline_features
 from support.offline_features import Job, Outcome
@@ -26,7 +27,15 @@ from helpers import warm
 from helpers.examples import EXAMPLES
 from helpers.warm import TIME_LIMIT
 
-from ezmsg.mlx import cache_limit, withdraw_cache_limit
+from ezmsg.mlx import (
+    AsArrayTransformer,
+    EWMATransformer,
+    NWBSource,
+    ZarrSink,
+    cache_limit,
+    process_recording,
+    withdraw_cache_limit,
+)
 
 pytest.importorskip("mlx.core")
 distributed = pytest.importorskip("distributed")
@@ -197,6 +206,32 @@ def test_a_worker_killed_in_the_middle_costs_a_retry_of_its_recording(alone, cli
     assert [outcomes[number].seconds_done for number in (0, 2)] == [4.0, 4.0]
     # The worker in its place has the limit, too.
     assert all(outcome.limit_mb == LIMIT_MB for outcome in outcomes)
+
+
+def test_pieces_of_a_recording_on_a_cluster_are_those_of_this_machine(alone, client, tmp_path):
+    # Not importable on the workers, so that it is sent as it is.
+    def make_chain():
+        return [
+            AsArrayTransformer(backend="mlx", dtype="float32"),
+            EWMATransformer(time_constant=0.02),
+            AsArrayTransformer(backend="numpy"),
+        ]
+
+    folder, _ = alone
+    source = NWBSource(next((folder / "recordings").glob("*-1.nwb")))
+    with ThreadPoolExecutor(1) as here:
+        for name, executor in (("cluster", client.get_executor(pure=False, retries=2)), ("here", here)):
+            done = process_recording(
+                source,
+                make_chain,
+                ZarrSink(tmp_path / name),
+                workers=executor,
+                checkpoint_seconds=1.5,
+                progress=False,
+            )
+            assert done.n_pieces == 3 and done.largest_difference <= 1e-6
+    cluster, here = (zarr.open_group(str(tmp_path / name), mode="r")["data"][:] for name in ("cluster", "here"))
+    np.testing.assert_array_equal(cluster, here)
 
 
 def test_ctrl_c_leaves_what_to_go_on_with_and_no_process(alone, tmp_path):
