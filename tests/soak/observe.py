@@ -179,8 +179,8 @@ class Visitor:
         async with GraphContext(self.address, auto_start=False) as context:
             subscriber = await context.subscriber(self.TOPIC)
             ends_at = time.monotonic() + self._rng.uniform(1.0, 3.0)
-            # At least until a row has come, which may take longer on a busy machine.
-            while (not n_rows or time.monotonic() < ends_at) and not self.observer.stopped.is_set():
+            # At least until a row has come, which may take longer on a busy machine, or until the graph ends.
+            while (not n_rows or time.monotonic() < ends_at) and len(self.observer.running()) == 3:
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(subscriber.recv(), 0.25)
                     n_rows += 1
