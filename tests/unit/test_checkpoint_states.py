@@ -37,6 +37,7 @@ FACTORIES = {
     "ButterworthFilterTransformer": {"order": 4, "cuton": 30.0, "cutoff": 100.0},
     "ChainTransformer": {"make_chain": make_chain},
     "ChebyshevFilterTransformer": {"order": 2, "ripple_tol": 0.5, "Wn": 100.0, "btype": "lowpass"},
+    "CommonRereferenceTransformer": {"mode": "median", "channel_groups": [[0, 3], [1, 2]], "include_current": False},
     "DetrendTransformer": {"time_constant": 0.05},
     "EWMATransformer": {"time_constant": 0.05},
     "FilterTransformer": {"coefs": None},

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import ezmsg.sigproc.affinetransform as sigproc
 import numpy as np
 import numpy.typing as npt
-from ezmsg.baseproc import BaseStatefulTransformer, BaseTransformerUnit, resolve_feature_dim
+from ezmsg.baseproc import BaseStatefulTransformer, BaseTransformerUnit, processor_state, resolve_feature_dim
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
@@ -66,10 +66,24 @@ class Groups(NamedTuple):
         return np.ascontiguousarray(np.moveaxis(result, -1, axis))
 
 
+@processor_state
+class CommonRereferenceState(sigproc.CommonRereferenceState):
+    """That of ezmsg-sigproc, with its groups as the kernel for medians takes them."""
+
+    members: npt.NDArray[np.intp] | None = None
+    """The channels of all groups, one group after the other; None where no median is computed."""
+
+    ends: npt.NDArray[np.intp] | None = None
+    """Where in ``members`` each group ends."""
+
+    gains: npt.NDArray[np.float32] | None = None
+    """By what the differences of each group are multiplied."""
+
+
 class CommonRereferenceTransformer(
     TransformerTakesSettings,
     sigproc.CommonRereferenceTransformer,
-    BaseStatefulTransformer[CommonRereferenceSettings, AxisArray, AxisArray, sigproc.CommonRereferenceState],
+    BaseStatefulTransformer[CommonRereferenceSettings, AxisArray, AxisArray, CommonRereferenceState],
 ):
     """A common reference, as :obj:`ezmsg.sigproc.affinetransform.CommonRereferenceTransformer` has it.
 
@@ -81,7 +95,14 @@ class CommonRereferenceTransformer(
         TypeError: What is given is not a message.
     """
 
-    _groups: tuple[object, Groups] | None = None
+    _state: CommonRereferenceState
+
+    def _reset_state(self, message: AxisArray) -> None:
+        super()._reset_state(message)
+        state = self._state
+        state.members = state.ends = state.gains = None
+        if self.settings.mode == "median" and not state.passthrough:
+            state.members, state.ends, state.gains = Groups.of(state)
 
     def settling_time(self, tolerance: float, gain: float) -> float:
         """See :class:`ezmsg.mlx.stream.settling.Settles`: a reference is that of one sample."""
@@ -129,10 +150,9 @@ class CommonRereferenceTransformer(
         )
 
     def _known_groups(self) -> Groups:
-        groups = self._state.groups
-        if self._groups is None or self._groups[0] is not groups:
-            self._groups = groups, Groups.of(self._state)
-        return self._groups[1]
+        state = self._state
+        assert state.members is not None and state.ends is not None and state.gains is not None
+        return Groups(state.members, state.ends, state.gains)
 
 
 class CommonRereference(

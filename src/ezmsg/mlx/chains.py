@@ -54,8 +54,6 @@ def band_pass(
     subtract = _subtract(reference)
     if dtype not in (allowed := ("float32", "int16")):
         raise ValueError(f"dtype is {dtype!r}; allowed are {', '.join(map(repr, allowed))}.")
-    if _is_for_numpy(reference):
-        subtract = [_to_numpy(), *subtract]
     return _one([_to_mlx(), _band(low, high, order), *subtract, _to_numpy(dtype)])
 
 
@@ -160,24 +158,16 @@ def _band(low: float, high: float, order: int) -> "Step":
 
 
 def _subtract(reference: Reference) -> "list[Step]":
-    from ezmsg.sigproc.affinetransform import CommonRereferenceTransformer
+    from .affinetransform import CommonRereferenceTransformer
 
     if reference not in (allowed := typing.get_args(Reference)):
         raise ValueError(f"reference is {reference!r}; allowed are {', '.join(map(repr, allowed))}.")
     return [] if reference == "none" else [CommonRereferenceTransformer(mode=reference)]
 
 
-def _is_for_numpy(reference: Reference) -> bool:
-    from .stream.device import uses_gpu
-
-    # MLX sorts whole rows for a median, which on a CPU takes eight times as long as NumPy's selection.
-    return reference == "median" and not uses_gpu()
-
-
 def _referenced(reference: Reference) -> "list[Step]":
     """From data as recorded to MLX, with the reference subtracted."""
-    subtract = _subtract(reference)
-    return [_to_numpy(), *subtract, _to_mlx()] if _is_for_numpy(reference) else [_to_mlx(), *subtract]
+    return [_to_mlx(), *_subtract(reference)]
 
 
 def _binned_power(bin_seconds: float, log: bool) -> "list[Step]":
