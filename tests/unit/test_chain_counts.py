@@ -36,38 +36,35 @@ def chain_of(bin_duration: float, n_messages: int) -> ChainTransformer:
     return chain
 
 
+@mx.compile
+def by_hand(x, before, before_power):
+    x = x.astype(mx.float32)
+    x = x - x.mean(axis=1, keepdims=True)
+    # One node, as a kernel is.
+    x = x - mx.cumsum(x, axis=0)
+    y = mx.cumsum(x * x, axis=0).mean(axis=0, keepdims=True)
+    return [before, before_power, mx.log(mx.maximum(y, 1e-30)) / mx.log(10.0)]
+
+
 @pytest.mark.parametrize("path", ["cuda", "metal"])
 def test_nodes_and_launches_of_a_message(path, compile_later):
     with as_on_a_gpu(path), kernels_replaced(path):
         run = compiled_run(chain_of(N_SAMPLES / latency.RATE, 3))
         of_message = run._resident.ahead.key
         mx.enable_compile()
-        found = counts_of(run)
-        # An integer that is widened, a mean, its subtraction, two averages, a square in between, a bin, a logarithm.
-        assert (found[of_message].nodes, found[of_message].launches) == (8, 8), found[of_message].kinds
+        found = counts_of(run)[of_message]
         mx.disable_compile()
         run = compiled_run(chain_of(10 * N_SAMPLES / latency.RATE, 12))
         mx.enable_compile()
-        found = {key[1][4][0]: counts for key, counts in counts_of(run).items()}
-    without_a_bin, with_a_bin = found[()], found[(10 * N_SAMPLES,)]
+        of_bins = {key[1][4][0]: counts for key, counts in counts_of(run).items()}
+    # An integer that is widened, a mean, its subtraction, two averages, a square in between, a bin, a logarithm.
+    assert found.nodes <= 8 and found.launches <= 8, found.kinds
+    state = mx.zeros((4, N_CHANNELS))
+    least = graph_of(by_hand, mx.zeros((N_SAMPLES, N_CHANNELS), mx.int16), state, state)
+    assert found.nodes <= least.nodes
+    without_a_bin, with_a_bin = of_bins[()], of_bins[(10 * N_SAMPLES,)]
     assert without_a_bin.nodes <= 9 and without_a_bin.launches <= 8, without_a_bin.kinds
     assert with_a_bin.nodes <= 14 and with_a_bin.launches <= 12, with_a_bin.kinds
-
-
-def test_a_chain_has_no_more_nodes_than_the_same_arithmetic_by_hand(compile_later):
-    mx.enable_compile()
-
-    @mx.compile
-    def by_hand(x, before, before_power):
-        x = x.astype(mx.float32)
-        x = x - x.mean(axis=1, keepdims=True)
-        # One node, as a kernel is.
-        x = x - mx.cumsum(x, axis=0)
-        y = mx.cumsum(x * x, axis=0).mean(axis=0, keepdims=True)
-        return [before, before_power, mx.log(mx.maximum(y, 1e-30)) / mx.log(10.0)]
-
-    x, state = mx.zeros((N_SAMPLES, N_CHANNELS), mx.int16), mx.zeros((4, N_CHANNELS))
-    assert graph_of(by_hand, x, state, state).nodes == 8
 
 
 def test_nothing_of_a_message_is_read_but_its_result(compile_later, monkeypatch):
