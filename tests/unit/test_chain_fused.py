@@ -8,7 +8,7 @@ from ezmsg.sigproc.math.abs import AbsTransformer
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 from helpers import chains
-from hypothesis import HealthCheck, event, example, given, settings
+from hypothesis import HealthCheck, assume, event, example, given, settings
 from hypothesis import strategies as st
 
 mx = pytest.importorskip("mlx.core", exc_type=ImportError)
@@ -86,7 +86,9 @@ def is_possible(stages: list[str]) -> bool:
     for rare in ("over channels", "envelope"):
         if rare in stages[:-1]:
             return False
-    return True
+    # At a lower rate there is no such band, and there may be messages without samples.
+    first = [stages.index(name) for name in ("bins", "uneven bins", "downsample") if name in stages]
+    return not {"band", "median"} & set(stages[min(first, default=len(stages)) :])
 
 
 @example(["detrend", "square", "bins", "log"], [30, 30, 0, 60, 7, 30, 60, 60], "int16")
@@ -94,6 +96,8 @@ def is_possible(stages: list[str]) -> bool:
 @given(stages=names.filter(is_possible), n=lengths, dtype=st.sampled_from(["int16", "float32", "float64", ">i2"]))
 @settings(fuzz, max_examples=40)
 def test_any_chain_gives_what_its_stages_give(way, stages, n, dtype):
+    # The median of ezmsg-sigproc takes no MLX message without samples.
+    assume("median" not in stages or 0 not in n)
     event(way)
     exact = way == "cpu" and not chains.INEXACT & set(stages)
     compare(chains.make(stages), chains.make(stages), chains.stream(n, dtype), exact=exact)
