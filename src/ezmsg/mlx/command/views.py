@@ -169,14 +169,14 @@ def show_estimates(estimates: Sequence[Estimate | Failed], as_json: bool) -> Non
 
     console = Console()
     table = Table("recording", box=None)
-    for head in ("length", "time", "read", "chain", "write", "size"):
+    for head in ("length", "time", "start", "read", "chain", "write", "size"):
         table.add_column(head, justify="right")
     for event in estimates:
         name = os.path.basename(event.recording) or "all"
         if isinstance(event, Failed):
             console.print(f"{name}: {event.error}", markup=False, highlight=False, soft_wrap=True)
             continue
-        times = (event.seconds, event.wall, event.read, event.chain, event.write)
+        times = (event.seconds, event.wall, event.start, event.read, event.chain, event.write)
         table.add_row(name, *map(duration, times), size(event.size))
     console.print(table)
     for event in estimates[-1:]:

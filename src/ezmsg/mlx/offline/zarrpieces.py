@@ -85,16 +85,19 @@ class JoinsPieces:
         streamed = _streamed(open_group(str(with_rows[0]), mode="r"))
         _copy_without_rows(with_rows[0], results, streamed)
         self._group = group = open_group(str(results), mode="r+")
-        group.attrs["pieces"] = dict(about)
         self._times = streamed[1]
         self._arrays = {name: typing.cast("zarr.Array", group[name]) for name in streamed}
         self._waiting, self._n_waiting, self._n_written = [], 0, 0
         for array in self._arrays.values():
             array.resize((0, *array.shape[1:]))
+        # For pictures: where pieces meet.
+        first_rows = []
         for path in with_rows:
+            first_rows.append(self._n_written + self._n_waiting)
             piece = open_group(str(path), mode="r")
             _check_alike(typing.cast("zarr.Array", piece["data"]), self._arrays["data"])
             self._extend({name: typing.cast("zarr.Array", piece[name]) for name in streamed}, path)
+        group.attrs["pieces"] = {**about, "first_rows": first_rows}
 
     def _extend(self, rows: dict[str, zarr.Array], path: Path) -> None:
         """Add the rows of a piece, by links where its chunks lie as they are to lie."""
