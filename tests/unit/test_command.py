@@ -231,6 +231,26 @@ def test_a_scheduler_that_does_not_answer_is_told_in_one_line(run, tmp_path, mon
     assert "argument --scheduler: no Dask scheduler answers at 'tcp://nowhere:1'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("options", [[], ["--dry-run"]])
+def test_a_missing_package_is_told_in_one_line(options, recordings, tmp_path, monkeypatch, capsys):
+    def missing(job):
+        raise ImportError('This needs neo: pip install "ezmsg-mlx[offline]".')
+
+    monkeypatch.setattr(jobs.Job, "open", missing)
+    assert command.main(["process", str(recordings), "--output", str(tmp_path / "out"), *CHAIN, *options]) == 2
+    error = 'ezmsg-mlx process: error: This needs neo: pip install "ezmsg-mlx[offline]".'
+    assert capsys.readouterr().err.splitlines() == [error]
+
+
+def test_ctrl_c_before_the_run_is_told_in_one_line(monkeypatch, capsys):
+    def interrupted(prog, arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(info, "main", interrupted)
+    assert command.main(["info", "a.nwb"]) == 130
+    assert capsys.readouterr().err.splitlines() == ["Interrupted."]
+
+
 def test_chains_are_listed_and_each_tells_its_parameters(capsys):
     with pytest.raises(SystemExit) as stopped:
         command.main(["process", "--list-chains"])

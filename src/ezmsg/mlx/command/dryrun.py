@@ -162,6 +162,8 @@ def estimates(jobs: list[Job], factory: "Callable[[], Chain]", place: Path) -> I
                     known[kind] = measure(job, factory(), Path(folder))
             found = known[kind]
             seconds = source.n_samples / source.sampling_rate
+        except ImportError:
+            raise
         except Exception as error:  # what the run itself would say of this recording
             yield Failed(job.recording, f"{type(error).__name__}: {error}")
             continue

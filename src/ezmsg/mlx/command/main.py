@@ -2,7 +2,10 @@
 
 import argparse
 import importlib
+import sys
 from importlib import metadata
+
+from .usage import INTERRUPTED, USAGE
 
 COMMANDS = {
     "process": "run a chain over recordings, into Zarr groups",
@@ -20,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command with *arguments*, by default those of the process.
 
     Returns:
-        The exit status: 0 done, 1 something failed, 130 interrupted.
+        The exit status: 0 done, 1 something failed, 2 a package is missing, 130 interrupted.
 
     Raises:
         SystemExit: With status 0 after ``--help`` or ``--version``, with 2 after wrong usage.
@@ -44,4 +47,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="those of the command")
     given = parser.parse_args(arguments)
     command = importlib.import_module(f".{given.command}", __package__)
-    return command.main(f"{PROG} {given.command}", given.arguments)
+    prog = f"{PROG} {given.command}"
+    try:
+        return command.main(prog, given.arguments)
+    except ImportError as error:
+        print(f"{prog}: error: {error}", file=sys.stderr)
+        return USAGE
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        return INTERRUPTED

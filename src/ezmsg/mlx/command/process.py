@@ -63,6 +63,8 @@ class _Run:
             try:
                 source = job.open()
                 sink = job.sink()
+            except ImportError:
+                raise
             except Exception as error:  # one bad recording is no reason to leave the others
                 self._fail(job, error)
                 continue
