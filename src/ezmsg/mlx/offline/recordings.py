@@ -219,10 +219,9 @@ class _Queue:
     def _give_up(self, number: int) -> None:
         """Forget what is left of a recording; pieces that are in work end, and are kept."""
         self.tasks = deque(each for each in self.tasks if self._of_task[each[0]][0] != number)
-        waiting = {key for key, _ in self.tasks}
         if (in_work := self._open.pop(number, None)) is not None:
             in_work.sink.close()
-        self._of_task = {key: each for key, each in self._of_task.items() if each[0] != number or key in waiting}
+        self._of_task = {key: each for key, each in self._of_task.items() if each[0] != number}
 
     def close(self) -> None:
         """Let go of all sinks that are open."""
