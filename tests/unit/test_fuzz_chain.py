@@ -36,7 +36,7 @@ from ezmsg.mlx.kernels import default_path
 
 mx = pytest.importorskip("mlx.core", exc_type=ImportError)
 
-N_EXAMPLES = int(os.environ.get("EZMSG_MLX_FUZZ_EXAMPLES", "200"))
+N_EXAMPLES = int(os.environ.get("EZMSG_MLX_FUZZ_EXAMPLES", "100"))
 fuzz = settings(
     max_examples=N_EXAMPLES,
     deadline=None,

@@ -13,6 +13,12 @@ from ezmsg.mlx import kernels, selftest, selftestchain, selftestfused
 from ezmsg.mlx.kernels.cpu import ewma
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """On a machine that is busy with other tests, three processes take a while to start."""
+    monkeypatch.setattr(selftestchain, "LIMIT", 300.0)
+
+
 @pytest.fixture
 def short(monkeypatch):
     """What takes seconds takes none."""
