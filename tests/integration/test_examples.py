@@ -96,7 +96,7 @@ def test_rechunked_and_monitored_the_graph_gives_the_same_features_and_a_picture
     assert (code, err) == (0, "")
     script.assert_nothing_left()
     assert re.search(r"^messages .* of [23] different lengths$", out, re.MULTILINE)
-    heads, values = re.findall(r"^(MLX active .* device) *\n(.*) MiB$", out, re.MULTILINE)[-1]
+    heads, values = re.findall(r"^(MLX active .* footprint.*?) *\n(.*) MiB$", out, re.MULTILINE)[-1]
     numbers = dict(zip(re.split(r"  +", heads), values.split(), strict=True))
     assert numbers["cache limit"] in ("512", "-")
     assert int(numbers["RSS"]) > 0
