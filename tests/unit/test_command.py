@@ -228,7 +228,9 @@ def test_a_scheduler_that_does_not_answer_is_told_in_one_line(run, tmp_path, mon
     monkeypatch.setattr(distributed, "Client", client)
     arguments = ["process", __file__, "--output", str(tmp_path / "out"), "--scheduler", "tcp://nowhere:1", *CHAIN]
     assert command.main(arguments) == 2
-    assert "argument --scheduler: no Dask scheduler answers at 'tcp://nowhere:1'" in capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert "argument --scheduler: no Dask scheduler answers at 'tcp://nowhere:1'" in err
+    assert out == "" and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("options", [[], ["--dry-run"]])

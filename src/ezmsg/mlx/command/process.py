@@ -9,7 +9,7 @@ import os
 import sys
 import time
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Executor
 
 from .dryrun import dry_run
@@ -107,9 +107,10 @@ def run(options: Options) -> int:
     """Process all of them; the exit status."""
     from ..offline import process_recordings
 
-    options.output.mkdir(parents=True, exist_ok=True)
     begin, status, problem, jobs = time.monotonic(), DONE, "", options.jobs
     with contextlib.ExitStack() as stack:
+        workers = stack.enter_context(_workers(options))
+        options.output.mkdir(parents=True, exist_ok=True)
         view = stack.enter_context(contextlib.closing(view_for(options.json)))
         interrupts = stack.enter_context(Interrupts())
         run = _Run(jobs, view, interrupts.check)
@@ -120,11 +121,13 @@ def run(options: Options) -> int:
                 options.chain.factory(),
                 checkpoint_seconds=options.checkpoint_seconds,
                 progress=run.report,
-                workers=stack.enter_context(_workers(options)),
+                workers=workers,
                 margin=options.margin,
             )
-            for number, result in results:
-                run.end(number, result)
+            # Closed here, so that all workers have ended before the summary.
+            with contextlib.closing(typing.cast("Generator[tuple[int, ProcessedRecording | Exception]]", results)):
+                for number, result in results:
+                    run.end(number, result)
         except KeyboardInterrupt:
             status = INTERRUPTED
         except RuntimeError as error:  # there are no workers any more
