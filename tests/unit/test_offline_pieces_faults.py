@@ -90,7 +90,7 @@ def test_workers_end_with_the_run_and_when_nobody_waits_for_them():
         assert abandoned.exitcode == 0 and other.is_alive()
     finally:
         crew.close()
-    assert other.exitcode == -signal.SIGTERM
+    assert other.exitcode == 128 + signal.SIGTERM
 
 
 def test_a_full_disk_is_an_error_and_the_next_run_goes_on(tmp_path, path, expected, executor):

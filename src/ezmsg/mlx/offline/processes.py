@@ -3,6 +3,7 @@
 import multiprocessing
 import pickle
 import signal
+import sys
 import time
 import typing
 from collections import deque
@@ -159,6 +160,8 @@ class ProcessCrew:
 def _work(connection: Connection) -> None:
     """What a worker does, until the other end of the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # By an exception, so that locks and semaphores of libraries are given back.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     last = 0.0
 
