@@ -1,5 +1,7 @@
 """A fused chain gives what its stages give one by one: on the CPU, and as compiled functions in plain operations."""
 
+import os
+
 import ezmsg.core as ez
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from ezmsg.mlx import (
     RechunkTransformer,
 )
 from ezmsg.mlx.chain import compiledrun
+from ezmsg.mlx.chain.cudagraphs import CUDA_GRAPHS
 from ezmsg.mlx.chain.fusedrun import FusedRun
 from ezmsg.mlx.chain.staging import Staging
 from ezmsg.mlx.stream.fusible import FusedStage, fusion_of
@@ -443,3 +446,13 @@ def test_stateful_transformers_keep_the_hash_that_a_run_looks_at():
     assert before == -1 and after != -1
     transformer.update_settings(EWMASettings(time_constant=2.0))
     assert transformer._hash == -1
+
+
+@pytest.mark.parametrize(("asked", "fuse", "found"), [(None, True, "0"), ("1", True, "1"), (None, False, None)])
+def test_mlx_makes_no_cuda_graphs_unless_the_user_asks_for_them(asked, fuse, found, monkeypatch):
+    # Set and deleted, so that it is put back whatever it was.
+    monkeypatch.setenv(CUDA_GRAPHS, "1")
+    if asked is None:
+        monkeypatch.delenv(CUDA_GRAPHS)
+    ChainTransformer(make_chain=AbsTransformer, fuse=fuse)
+    assert os.environ.get(CUDA_GRAPHS) == found

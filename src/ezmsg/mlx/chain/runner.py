@@ -10,6 +10,7 @@ from ezmsg.util.messages.axisarray import AxisArray
 
 from ..rechunk import RechunkTransformer
 from ..stream.steps import Output, Step
+from .cudagraphs import start_kernels_one_by_one
 from .fusedrun import FusedRun
 from .planning import Alone, Passed, plan
 from .undo import snapshot
@@ -38,6 +39,8 @@ class Runner:
         self._n_plans_left = MOST_PLANS if fuse else 0
         self._told: set[str] = set()
         self._undo: list[Callable[[], None]] = []
+        if fuse:
+            start_kernels_one_by_one()
 
     def __call__(self, message: AxisArray) -> Output:
         """What the stages make of *message*."""
