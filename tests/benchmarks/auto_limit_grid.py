@@ -38,6 +38,11 @@ STALL_EVERY = 1.5
 LEAST_BETWEEN = 20
 """Messages from one stall to the next, at least."""
 
+TURNS_A_STALL = 5
+"""Turns of a limit from one stall to the next."""
+
+WARM_UP = 2 * LEAST_BETWEEN
+
 MOST_WARM_UP = 120
 """Messages in which "auto" has doubled its limit as often as it may."""
 
@@ -93,27 +98,33 @@ def work(limit: float | str, connection: Connection) -> None:
 
 def measure(n_samples: int, n_channels: int, workers: dict, n_rounds: int, most_seconds: float) -> dict:
     """One row of the table."""
-    every = stall_after(n_samples)
+    # Short turns, so that the machine is the same for all of one round.
+    n_messages = max(stall_after(n_samples) // TURNS_A_STALL, 4)
     for connection in workers.values():
         connection.send((n_samples, n_channels))
         connection.recv()
-    # Kernels are compiled, and "auto" has found its limit. In turns, as all that follows.
-    for n in (4, MOST_WARM_UP):
-        for connection in workers.values():
-            connection.send(n)
-            connection.recv()
+    # Kernels are compiled, stalls have been, and "auto" has found its limit.
+    for limit, connection in workers.items():
+        connection.send(MOST_WARM_UP if limit == "auto" else WARM_UP)
+        connection.recv()
     rounds: dict[float | str, list[tuple[float, float, float]]] = {limit: [] for limit in workers}
     ends_at = time.monotonic() + most_seconds
     for number in range(n_rounds):
-        if number >= 2 and time.monotonic() > ends_at:
+        if number >= 2 * TURNS_A_STALL and time.monotonic() > ends_at:
             break
-        for limit, connection in workers.items():
-            connection.send(every)
-            rounds[limit].append(connection.recv())
-    base = [cpu for cpu, _, _ in rounds[512.0]]
-    speed = {
-        limit: statistics.median(most / cpu for most, (cpu, _, _) in zip(base, found, strict=True))
+        order = list(workers)
+        for limit in order[number % len(order) :] + order[: number % len(order)]:
+            workers[limit].send(n_messages)
+            rounds[limit].append(workers[limit].recv())
+    # From one stall to the next.
+    spent = {
+        limit: [sum(cpu for cpu, _, _ in found[start : start + TURNS_A_STALL]) for start in _starts(len(found))]
         for limit, found in rounds.items()
+    }
+    base = spent[512.0]
+    speed = {
+        limit: statistics.median(most / cpu for most, cpu in zip(base, found, strict=True))
+        for limit, found in spent.items()
     }
     held = {limit: max(most for _, _, most in found) for limit, found in rounds.items()}
     least = min(held[limit] for limit in workers if limit != "auto" and speed[limit] >= KEEPS)
@@ -121,13 +132,17 @@ def measure(n_samples: int, n_channels: int, workers: dict, n_rounds: int, most_
     return {
         "samples": n_samples,
         "channels": n_channels,
-        "ms": round(1e3 * statistics.median(base) / every, 2),
+        "ms": round(1e3 * statistics.median(base) / (n_messages * TURNS_A_STALL), 2),
         **{f"speed_{limit}": round(value, 2) for limit, value in speed.items()},
         **{f"held_{limit}": round(value, 1) for limit, value in held.items()},
         "memory": round(held["auto"] / max(least, 1.0), 2),
-        "n_rounds": len(base),
+        "n_stalls": len(base),
         "held_to": "yes" if keeps else "no",
     }
+
+
+def _starts(n_rounds: int) -> range:
+    return range(0, n_rounds - TURNS_A_STALL + 1, TURNS_A_STALL)
 
 
 def results(rows: list[dict], command: str) -> dict:
@@ -147,7 +162,7 @@ def results(rows: list[dict], command: str) -> dict:
         "form": "bare chain",
         "state": "settled",
         "input": "host",
-        "spread": "Medians of ratios of CPU seconds within rounds of one run, in turns; the most that was cached",
+        "spread": "Medians of ratios of CPU seconds from one stall to the next, in turns; the most that was cached",
         "columns": [
             {"head": "samples", "key": "samples"},
             {"head": "channels", "key": "channels"},
@@ -163,10 +178,10 @@ def results(rows: list[dict], command: str) -> dict:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", metavar="FILE", help="write the table into this file, after each row")
-    parser.add_argument("--rounds", metavar="N", type=int, default=7, help="turns of each limit, at most [7]")
-    text = "for the turns of one row, after two of them [60]"
+    parser.add_argument("--rounds", metavar="N", type=int, default=60, help="turns of each limit, at most [60]")
+    text = "for the turns of one row, after those of two stalls [60]"
     parser.add_argument("--seconds", metavar="S", type=float, default=60.0, help=text)
-    parser.add_argument("--tiny", action="store_true", help="two small shapes and two rounds, to see that it runs")
+    parser.add_argument("--tiny", action="store_true", help="two small shapes and few rounds, to see that it runs")
     options = parser.parse_args()
     # What a limit does is told in the table.
     os.environ["EZMSG_LOGLEVEL"] = "ERROR"
@@ -179,7 +194,8 @@ def main() -> int:
         processes[-1].start()
     rows = []
     for n_samples, n_channels in shapes:
-        row = measure(n_samples, n_channels, workers, 2 if options.tiny else options.rounds, options.seconds)
+        n_rounds = TURNS_A_STALL if options.tiny else options.rounds
+        row = measure(n_samples, n_channels, workers, n_rounds, options.seconds)
         rows.append(row)
         print(row, flush=True)
         if options.json:
