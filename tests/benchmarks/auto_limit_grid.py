@@ -181,11 +181,12 @@ def main() -> int:
     parser.add_argument("--rounds", metavar="N", type=int, default=60, help="turns of each limit, at most [60]")
     text = "for the turns of one row, after those of two stalls [60]"
     parser.add_argument("--seconds", metavar="S", type=float, default=60.0, help=text)
+    parser.add_argument("--samples", metavar="N", type=int, nargs="+", default=SAMPLES, help="only these rows")
     parser.add_argument("--tiny", action="store_true", help="two small shapes and few rounds, to see that it runs")
     options = parser.parse_args()
     # What a limit does is told in the table.
     os.environ["EZMSG_LOGLEVEL"] = "ERROR"
-    shapes = [(30, 64), (300, 64)] if options.tiny else [(n, c) for n in SAMPLES for c in CHANNELS]
+    shapes = [(30, 64), (300, 64)] if options.tiny else [(n, c) for n in options.samples for c in CHANNELS]
     context = multiprocessing.get_context("spawn")
     workers, processes = {}, []
     for name, limit in LIMITS.items():
