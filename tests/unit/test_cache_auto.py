@@ -118,6 +118,32 @@ def test_stalls_that_come_often_do_not_keep_the_limit_from_being_found(mlx):
     assert mlx.limit_mb == pytest.approx(margin(mlx) * 100.0, rel=0.11)
 
 
+@pytest.mark.parametrize("n_buffers", [0, 1, 4])
+def test_on_the_cpu_buffers_larger_than_the_limit_are_noticed_though_the_cache_is_never_full(cpu, n_buffers):
+    node, large, stall = Node(), (9000, 1024), (15000, 1024)
+
+    def run_large(shape: tuple[int, ...], n: int) -> None:
+        mib = 4 * shape[0] * shape[1] / MIB
+        for _ in range(n):
+            follow_cache_limit(node, shape)
+            # Taken from the cache as far as they are there, and given back.
+            if shape == large:
+                cpu.cached -= min(cpu.cached, int(n_buffers * mib * MIB))
+            for _ in range(n_buffers):
+                cpu.free(mib)
+
+    run_large(large, ENOUGH)
+    needed = n_buffers * 4 * 9000 * 1024 / MIB
+    assert cpu.cached == pytest.approx(needed * MIB)
+    assert cpu.limit_mb == pytest.approx(max(auto.MARGIN * needed, 32.0), rel=0.11)
+    with RecordedLog() as log:
+        for _ in range(5):
+            run_large(stall, 1)
+            run_large(large, 30)
+    assert cpu.cached == pytest.approx(needed * MIB)
+    assert not [line for line in log.infos if "(auto): " in line]
+
+
 def test_stalls_that_fill_nothing_cost_nothing(cpu):
     node = Node()
     run(cpu, node, STEADY, 10.0)

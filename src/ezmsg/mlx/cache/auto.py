@@ -159,12 +159,14 @@ class AutoLimit:
         else:
             self._most = max(self._most, mx.get_cache_memory())
         self._n_left -= 1
-        if self._fills(self._most) and self._may_grow():
+        if self._fills(self._most) and self._may_grow() and not self._is_known(self._most):
             self._change(min(2.0 * self.limit_mb, _most_mb()), "the cache is full with steady messages alone")
             self._start()
         if self._n_left > 0:
             return
-        self._measured_shapes = dict(self._shapes)
+        if self._is_known(self._most):
+            return
+        self._measured_shapes, self.working_set_mb = dict(self._shapes), None
         if self._fills(self._most):
             # How large the working set is cannot be seen.
             return
@@ -179,7 +181,19 @@ class AutoLimit:
         self.limit_mb = limit_mb
 
     def _fills(self, cache: int) -> bool:
-        return cache >= _FULL * self.limit_mb * MIB
+        if cache >= _FULL * self.limit_mb * MIB:
+            return True
+        if has_gpu_allocator():
+            return False
+        # On the CPU a buffer that does not fit is not admitted, so large ones leave a cache that is never full.
+        largest = 4 * max(map(math.prod, self._shapes.values()), default=0)
+        return cache + largest > self.limit_mb * MIB
+
+    def _is_known(self, cache: int) -> bool:
+        """Whether the cache holds all of the working set that was measured at these lengths."""
+        if self.working_set_mb is None or self._measured_shapes != self._shapes:
+            return False
+        return self.working_set_mb <= self.limit_mb and cache >= (1.0 - _CLOSE) * self.working_set_mb * MIB
 
     def _may_grow(self) -> bool:
         # Where a tighter limit is in force, asking for more would change nothing.
