@@ -185,9 +185,10 @@ class AutoLimit:
             return True
         if has_gpu_allocator():
             return False
-        # On the CPU a buffer that does not fit is not admitted, so large ones leave a cache that is never full.
+        # On the CPU a buffer that does not fit is not admitted, so large ones leave a cache that is never full. Where
+        # MLX's own limit holds two, it will do.
         largest = 4 * max(map(math.prod, self._shapes.values()), default=0)
-        return cache + largest > self.limit_mb * MIB
+        return largest > MLX_CPU_DEFAULT / 2 and cache + largest > self.limit_mb * MIB
 
     def _is_known(self, cache: int) -> bool:
         """Whether the cache holds all of the working set that was measured at these lengths."""
