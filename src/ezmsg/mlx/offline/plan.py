@@ -132,8 +132,9 @@ def unspoken(steps: Sequence[Step]) -> list[Step]:
 
 def _flat(steps: Sequence[Step]) -> Iterator[Step]:
     """The steps, with those that composites consist of in their places, unless a composite speaks for itself."""
-    # What the transformers of ezmsg-sigproc say; here, since its filters load MLX.
-    from . import knownstages  # noqa: F401
+    if any(type(step).__module__.startswith("ezmsg.sigproc.") for step in steps):
+        # It says for them how long they remember; here, since it loads all of their modules.
+        from . import knownstages  # noqa: F401
 
     for step in steps:
         parts = list(checkpoint.parts_of(step).values())
