@@ -17,7 +17,7 @@ def average(x: Samples, alpha: float, zi: Samples, axis: int) -> tuple[Samples, 
     """As :meth:`ezmsg.mlx.kernels.contract.Kernel.run` of moving averages, without a copy to MLX and back."""
     y, zf = np.empty_like(x), np.empty_like(zi)
     samples, results, before, after = _flat((x, y, zi, zf), axis)
-    _ewma(samples, results, None, before, after, alpha)
+    _ewma(samples, results, False, before, after, alpha)
     return y, zf
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import ezmsg.core as ez
 import numba
@@ -26,7 +26,9 @@ Function = TypeVar("Function", bound=Callable)
 _told = False
 
 
-def compiled(fastmath: bool | set[str] = False, inline: str = "never") -> Callable[[Function], Function]:
+def compiled(
+    fastmath: bool | set[str] = False, inline: Literal["never", "always"] = "never"
+) -> Callable[[Function], Function]:
     """A decorator that compiles as ``numba.njit(cache=True, nogil=True, error_model="numpy", ...)`` does.
 
     The log warns once in a process if the cache cannot be used.
