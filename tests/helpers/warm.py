@@ -118,15 +118,17 @@ def _channel(environment: Mapping[str, str]) -> socket.socket | None:
             preexec_fn=_heed_interrupts,
         )
         its.close()
-        atexit.register(_end, ours, process)
+        atexit.register(_end, os.getpid(), ours, process)
         _template = _lasting(environment), ours, process
     its_environment, channel, _ = _template
     return channel if its_environment == _lasting(environment) else None
 
 
-def _end(channel: socket.socket, process: subprocess.Popen) -> None:
-    channel.close()
-    process.wait()
+def _end(owner: int, channel: socket.socket, process: subprocess.Popen) -> None:
+    if os.getpid() == owner:
+        # Not close(): a forked child may have a copy.
+        channel.shutdown(socket.SHUT_RDWR)
+        process.wait()
 
 
 @contextlib.contextmanager
