@@ -196,13 +196,17 @@ def test_a_worker_killed_in_the_middle_costs_a_retry_of_its_recording(alone, cli
         for number, job in enumerate(todo)
     ]
     stuck = pids.get(timeout=TIME_LIMIT)
-    assert pathlib.Path(todo[1].results + ".partial").is_dir()
+    # What is written goes on in a thread of its own.
+    saved, latest = pathlib.Path(todo[1].results + ".partial", "checkpoint"), time.monotonic() + TIME_LIMIT
+    while not saved.is_file() and time.monotonic() < latest:
+        time.sleep(0.01)
+    assert saved.is_file()
     os.kill(stuck, signal.SIGKILL)
     outcomes, workers = zip(*client.gather(futures), strict=True)
     assert_same_features(tmp_path, folder)
     assert workers[1] != stuck
-    # Its recording went on at the last checkpoint, the others ran once and as a whole.
-    assert outcomes[1].seconds_done == pytest.approx(2.5)
+    # Its recording went on at a checkpoint, the others ran once and as a whole.
+    assert 2.0 < outcomes[1].seconds_done < 4.0
     assert [outcomes[number].seconds_done for number in (0, 2)] == [4.0, 4.0]
     # The worker in its place has the limit, too.
     assert all(outcome.limit_mb == LIMIT_MB for outcome in outcomes)
