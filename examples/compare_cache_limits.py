@@ -11,6 +11,10 @@ it ends in under two minutes on two CPU cores. The long form:
 
     pip install "ezmsg-mlx[cpu,examples]"
     python compare_cache_limits.py --minutes 20 --stall-every 300
+
+Whether "auto" finds the limit that a search would find, in MiB:
+
+    python compare_cache_limits.py --minutes 3 --repeats 3 --limits auto,none,4,16,64,512
 """
 
 import argparse
@@ -24,7 +28,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from support import checked_options as checked
-from support.cache_limits_report import Comparison, Course, Run, draw, print_report
+from support.cache_limits_report import Comparison, Course, Run, draw, print_report, search_of
 from support.ewma_chain import end_of, to_mlx
 from support.fresh_process import in_fresh_process, lift_small_default
 
@@ -79,6 +83,15 @@ CONFIGURATIONS = {
     "recommended": Configuration("recommended"),
     "auto": Configuration("auto", limit_mb="auto"),
 }
+
+
+def limits(text: str) -> dict[str, Configuration]:
+    """Configurations with the limits of an option, like "auto,none,64,512"."""
+    found = {}
+    for name in text.split(","):
+        limit = checked.mib(name)
+        found[name] = CONFIGURATIONS.get(name) or Configuration(f"{limit:g} MiB", limit_mb=limit)
+    return found
 
 
 def run(configuration: Configuration, stream: SimulatedAcquisitionSettings) -> Run:
@@ -151,14 +164,14 @@ def stalls_of(stream: SimulatedAcquisitionSettings) -> list[float]:
 
 
 def compare(
-    names: list[str],
+    configurations: dict[str, Configuration],
     stream: SimulatedAcquisitionSettings,
     repeats: int,
     console: Console,
     save: Callable[[Comparison], None],
 ) -> Comparison:
     """Measure the configurations one after the other, and all of them again; *save* what there is after each run."""
-    configurations = {name: CONFIGURATIONS[name] for name in names}
+    configurations = dict(configurations)
     notes = []
     for name, configuration in list(configurations.items()):
         if configuration.clear_every is not None and configuration.clear_every >= stream.duration:
@@ -202,11 +215,14 @@ def parse_options() -> argparse.Namespace:
     text = f"which ones, of {', '.join(CONFIGURATIONS)} [all]"
     names = list(CONFIGURATIONS)
     parser.add_argument("--configurations", metavar="NAME", nargs="+", choices=names, default=names, help=text)
+    text = "only these limits in MiB, like auto,none,64,512: is auto as small as the smallest that is as fast?"
+    parser.add_argument("--limits", metavar="MIB,...", type=limits, help=text)
     parser.add_argument("--json", metavar="FILE", type=checked.file, help="where to save the numbers, after each run")
     text = "where to draw the cache over time, and speed against memory"
     parser.add_argument("--plot", metavar="FILE.png", type=checked.picture, help=text)
     options = parser.parse_args()
     checked.require_mlx(parser)
+    options.compared = options.limits or {name: CONFIGURATIONS[name] for name in options.configurations}
     if options.stall_every == 1:
         parser.error("argument --stall-every: at 1 there are no ordinary messages")
     try:
@@ -235,10 +251,12 @@ def main() -> int:
     def save(comparison: Comparison) -> None:
         if options.json:
             numbers = {"stream": dataclasses.asdict(options.stream), **dataclasses.asdict(comparison)}
+            if (search := search_of(comparison)) is not None:
+                numbers["search"] = dataclasses.asdict(search)
             with open(options.json, "w") as file:
                 json.dump(numbers, file, indent=1)
 
-    comparison = compare(options.configurations, options.stream, options.repeats, console, save)
+    comparison = compare(options.compared, options.stream, options.repeats, console, save)
     save(comparison)
     print_report(comparison, console)
     if options.plot:

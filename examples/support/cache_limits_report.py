@@ -81,6 +81,53 @@ class Comparison:
         return any(run.device_memory.last is not None for runs in self.runs.values() for run in runs)
 
 
+KEEPS, MEMORY = 0.98, 1.3
+"""What "auto" is held to: times the cache of the smallest limit that keeps so much of the speed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """The limit that finds itself beside what a search among fixed limits finds."""
+
+    fastest: str
+    """The fixed limit, or none at all, at which the median speed was the highest."""
+    speeds: dict[str, tuple[float, float, float]]
+    """Of the speed at that limit, within a round: the median, the lowest and the highest."""
+    caches: dict[str, float]
+    """What the cache held at most, in MiB."""
+    smallest: str
+    """Of those that keep :data:`KEEPS` of the speed, the one with the smallest cache."""
+
+    @property
+    def memory(self) -> float:
+        """Cache at "auto", times that of the smallest; below 1 MiB counts as 1 MiB."""
+        return self.caches["auto"] / max(self.caches[self.smallest], 1.0)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether "auto" is as fast, and as small."""
+        return self.speeds["auto"][0] >= KEEPS and self.memory <= MEMORY
+
+
+def search_of(comparison: Comparison) -> Search | None:
+    """What the fixed limits and "auto" say together; None where one of both was not compared, or has not run yet."""
+    # Without those that do something else besides.
+    limits = [key for key in comparison.names if key in ("auto", "none") or key.replace(".", "", 1).isdecimal()]
+    n_rounds = min((len(comparison.runs[key]) for key in limits), default=0)
+    if "auto" not in limits or len(limits) < 2 or not n_rounds:
+        return None
+    fixed = [key for key in limits if key != "auto"]
+    fastest = max(fixed, key=lambda key: comparison.median(key, lambda run: run.speed))
+    speeds = {}
+    for key in limits:
+        rounds = zip(comparison.runs[key], comparison.runs[fastest])
+        ratios = [run.speed / other.speed for run, other in rounds]
+        speeds[key] = statistics.median(ratios), min(ratios), max(ratios)
+    caches = {key: max(run.cache.most for run in comparison.runs[key]) for key in limits}
+    smallest = min((key for key in fixed if speeds[key][0] >= KEEPS), key=caches.__getitem__)
+    return Search(fastest, speeds, caches, smallest)
+
+
 def _process_memory(comparison: Comparison) -> tuple[str, Callable[[Run], Course]]:
     if comparison.on_device:
         return "device memory", lambda run: run.device_memory
@@ -114,7 +161,7 @@ def print_report(comparison: Comparison, console: Console) -> None:
             f"{median(lambda run: run.steady_ms_median):.3g} / {median(lambda run: run.steady_ms_p99):.3g}",
         )
     console.print(table)
-    for line in (*comparison.notes, *_targets(comparison)):
+    for line in (*comparison.notes, *_targets(comparison), *_verdict(comparison)):
         console.print(line, highlight=False)
 
 
@@ -136,6 +183,24 @@ def _targets(comparison: Comparison) -> Iterable[str]:
             yield f"{name}: {statistics.median(ratios):.2f} of the speed without a limit{spread} (target: {target})"
 
 
+def _verdict(comparison: Comparison) -> Iterable[str]:
+    search = search_of(comparison)
+    if search is None:
+        return
+    names = comparison.names
+    spread = ", ".join(
+        f"{names[key]} {median:.2f}" + (f" ({low:.2f} to {high:.2f})" if high > low else "")
+        for key, (median, low, high) in search.speeds.items()
+    )
+    yield f"Of the speed at the fastest fixed limit, {names[search.fastest]}: {spread}"
+    yield (
+        f"auto: {search.speeds['auto'][0]:.2f} of that speed (target: {KEEPS}); its cache, {search.caches['auto']:.1f} "
+        f"MiB at most, is {search.memory:.2f} times that of the smallest fixed limit with {KEEPS} of the speed, "
+        f"{names[search.smallest]} with {search.caches[search.smallest]:.1f} MiB (target: at most {MEMORY}). "
+        f"{'Both are met.' if search.is_good else 'NOT MET.'}"
+    )
+
+
 # Colours of Okabe and Ito, which colour-blind readers can tell apart; within a panel they all differ.
 STYLES = {
     "none": ("#000000", "-", "o"),
@@ -152,6 +217,9 @@ STYLES = {
     "recommended": ("#D55E00", "-.", "h"),
     "auto": ("#009E73", "--", "p"),
 }
+OTHER_STYLE = ("0.5", "-", ".")
+"""Of limits that the command line names."""
+
 PANELS = {
     "limits": ("512", "256", "128", "0", "recommended", "auto"),
     "clearing": ("clear60", "clear6", "clear1"),
@@ -205,7 +273,7 @@ def _draw_cache(comparison: Comparison, keys: list[str], axes: "Axes") -> None:
         seconds, cache = zip(*comparison.runs["none"][0].curve)
         axes.fill_between(seconds, cache, color="0.85", label=comparison.names["none"])
     for number, key in enumerate(keys):
-        color, line, marker = STYLES[key]
+        color, line, marker = STYLES.get(key, OTHER_STYLE)
         seconds, cache = zip(*comparison.runs[key][0].curve)
         n_points = len(seconds)
         axes.plot(
@@ -237,7 +305,7 @@ def _draw_speed(comparison: Comparison, axes: "Axes") -> None:
     memory_name, memory = _process_memory(comparison)
     for key in comparison.names:
         # "No limit" is an area in the other panels, and has its marker here alone.
-        color, _, marker = STYLES[key]
+        color, _, marker = STYLES.get(key, OTHER_STYLE)
         most = comparison.median(key, lambda run: memory(run).most)
         speeds = [run.speed for run in comparison.runs[key]]
         axes.vlines(most, min(speeds), max(speeds), color=color)

@@ -5,7 +5,10 @@ import math
 import pathlib
 
 import pytest
+from compare_cache_limits import limits
 from helpers.examples import run_example
+from rich.console import Console
+from support.cache_limits_report import Comparison, Course, Run, print_report, search_of
 
 CONFIGURATIONS = ("none", "clear60", "rechunk", "recommended")
 N_CHANNELS = 16
@@ -124,3 +127,50 @@ def test_transformer_shapes_in_a_tiny_form(tmp_path):
     unlimited = numbers["runs"]["no limit"]
     assert unlimited["distinct"]["largest_cache_mb"] > unlimited["repeated"]["largest_cache_mb"] > 0
     assert numbers["runs"]["0 (no cache)"]["distinct"]["largest_cache_mb"] == 0
+
+
+def searched(**found: list[tuple[float, float]]) -> Comparison:
+    """A comparison of limits, of each the speed and the largest cache in MiB, round by round."""
+    nothing = Course(None, None, None)
+    runs = {
+        name.removeprefix("_"): [
+            Run("gpu", False, 1, speed, 1.0, 1.0, 1.0, Course(0.0, 0.0, cache), nothing, nothing, nothing, [])
+            for speed, cache in rounds
+        ]
+        for name, rounds in found.items()
+    }
+    configurations = limits(",".join(runs))
+    names = {key: configuration.name for key, configuration in configurations.items()}
+    return Comparison(names, {key: configuration.limit_mb for key, configuration in configurations.items()}, runs, [], [])
+
+
+@pytest.mark.parametrize(
+    ("auto", "smallest", "memory", "is_good"),
+    [
+        ((10.0, 20.0), "16", 1.25, True),
+        ((10.0, 24.0), "16", 1.5, False),
+        ((9.7, 12.0), "16", 0.75, False),
+    ],
+)
+def test_auto_is_held_to_the_smallest_limit_that_is_as_fast_as_the_fastest(auto, smallest, memory, is_good, capsys):
+    comparison = searched(
+        auto=[auto, auto, auto],
+        none=[(9.0, 3000.0), (9.9, 3000.0), (9.9, 3000.0)],
+        _64=[(10.0, 64.0), (10.0, 64.0), (10.0, 64.0)],
+        # One round was slow.
+        _16=[(9.85, 16.0), (5.0, 15.0), (9.85, 16.0)],
+        _4=[(8.0, 4.0), (8.0, 4.0), (10.0, 4.0)],
+    )
+    search = search_of(comparison)
+    assert (search.fastest, search.smallest, search.memory, search.is_good) == ("64", smallest, memory, is_good)
+    assert search.speeds["16"] == (0.985, 0.5, 0.985)
+    print_report(comparison, Console(width=200))
+    said = capsys.readouterr().out
+    assert f"is {memory:.2f} times that of the smallest fixed limit" in said and "16 MiB with 16.0 MiB" in said
+    assert said.rstrip().endswith("Both are met." if is_good else "NOT MET.")
+
+
+def test_without_auto_or_fixed_limits_nothing_was_searched():
+    assert search_of(searched(none=[(1.0, 1.0)], _64=[(1.0, 1.0)])) is None
+    assert search_of(searched(auto=[(1.0, 1.0)])) is None
+    assert search_of(searched(auto=[], _64=[(1.0, 1.0)])) is None

@@ -318,6 +318,7 @@ def error_of(module, options, monkeypatch, capsys) -> str:
         (compare_cache_limits, "--minutes", "1e-06", "at least 0.00017"),
         (compare_cache_limits, "--channels", "0", "an integer of at least 1"),
         (compare_cache_limits, "--repeats", "0", "an integer of at least 1"),
+        (compare_cache_limits, "--limits", "lots", "a finite number of MiB, 0 or above"),
         (transformer_shapes, "--shapes", "0", "an integer of at least 1"),
         (rechunk_before_boundary, "--samples-per-message", "0", "an integer of at least 1"),
         (rechunk_before_boundary, "--stall", "-1", "a finite number above 0"),
