@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import socket
 import subprocess
 import sys
 import traceback
@@ -26,6 +25,7 @@ import ezmsg.core as ez
 import pytest
 
 from . import warm
+from .ports import free_port
 from .warm import TESTS, TIME_LIMIT
 
 P = ParamSpec("P")
@@ -153,13 +153,6 @@ class RecordedLog(logging.Handler):
     def __exit__(self, *_: object) -> None:
         ez.logger.removeHandler(self)
         ez.logger.setLevel(self._level_before)
-
-
-def free_port() -> int:
-    """A port for a graph server of our own: topics of other graphs on this machine may have the same names."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 class WatchdogSettings(ez.Settings):

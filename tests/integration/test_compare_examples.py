@@ -4,11 +4,12 @@ import json
 import math
 import pathlib
 
+from support.cache_limits_report import Comparison, Course, Run, print_report, search_of
+
 import pytest
 from compare_cache_limits import limits
 from helpers.examples import run_example
 from rich.console import Console
-from support.cache_limits_report import Comparison, Course, Run, print_report, search_of
 
 CONFIGURATIONS = ("none", "clear60", "rechunk", "recommended")
 N_CHANNELS = 16
@@ -141,7 +142,9 @@ def searched(**found: list[tuple[float, float]]) -> Comparison:
     }
     configurations = limits(",".join(runs))
     names = {key: configuration.name for key, configuration in configurations.items()}
-    return Comparison(names, {key: configuration.limit_mb for key, configuration in configurations.items()}, runs, [], [])
+    return Comparison(
+        names, {key: configuration.limit_mb for key, configuration in configurations.items()}, runs, [], []
+    )
 
 
 @pytest.mark.parametrize(

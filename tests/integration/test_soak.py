@@ -59,7 +59,9 @@ def make_run() -> dict:
 
 
 def verdict(run: dict) -> list[str]:
-    observer = SimpleNamespace(settled_after=120.0, first_and_last=lambda name, quantity: run["observer"][quantity])
+    observer = SimpleNamespace(
+        settled_after=120.0, started_at=0.0, first_and_last=lambda name, quantity: run["observer"][quantity]
+    )
     visitor = SimpleNamespace(rows=run["rows"], errors=[])
     return problems(run["status"], run["reports"], observer, visitor, run["left"])
 
@@ -94,6 +96,10 @@ def test_verdict_on_a_good_run_is_empty():
         (lambda run: run["observer"].update(resident_set=(200.0, 240.0)), "the resident set of source grew"),
         (lambda run: run["observer"].update(resident_set=(math.nan, math.nan)), "the resident set of source grew"),
         (lambda run: run["observer"].update(shared=(46.7, 48.7)), "the shared memory of source grew"),
+        (
+            lambda run: run["reports"]["chain"].update(memory=[(t, 1.0, 8.0, 900.0 + t) for t in range(1000)]),
+            "the device memory in use grew",
+        ),
     ],
 )
 def test_verdict_names_what_is_not_so(change, expected):
@@ -105,7 +111,9 @@ def test_verdict_names_what_is_not_so(change, expected):
 def test_figures_name_what_was_lost_and_compare_first_and_last():
     reports = make_run()["reports"]
     reports["sink"]["gaps"].append([900, 950])
-    reports["chain"]["memory"] = [(1000.0 + second, 2.0, 8.0 if second < 3000 else 9.0) for second in range(3600)]
+    cached = [8.0 if second < 3000 else 9.0 for second in range(3600)]
+    reports["chain"]["memory"] = [(1000.0 + second, 2.0, cache, None) for second, cache in enumerate(cached)]
+    reports["chain"]["device"] = "a device"
 
     def first_and_last(name: str, quantity: str) -> tuple[float, float]:
         # As on a system that does not tell it.
@@ -118,3 +126,5 @@ def test_figures_name_what_was_lost_and_compare_first_and_last():
     assert rows["resident set of chain, MiB"] == (1.0, 2.0)
     assert rows["shared memory of chain, MiB"] == (None, None)
     assert (rows["MLX's active memory, MiB"], rows["MLX's cache, MiB"]) == ((2.0, 2.0), (8.0, 9.0))
+    assert "device memory in use, MiB" not in rows
+    assert found["machine"].startswith("a device, ")

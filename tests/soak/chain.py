@@ -1,6 +1,7 @@
 """The second process of the soak test: the example's chain on MLX, with a unit that refuses messages."""
 
 import itertools
+import math
 import time
 from collections.abc import AsyncGenerator
 
@@ -27,6 +28,7 @@ from ezmsg.mlx import (
     MemoryMonitorSettings,
     Pow,
     cache_limit,
+    memory_snapshot,
 )
 from soak.settings import LIMITS_MB, POWER_SECONDS, RELEASE_AFTER_IDLE, SoakSettings, span
 from soak.stream import LONGEST, N_CHANNELS
@@ -65,7 +67,8 @@ class ChainWatchSettings(WatchSettings):
 class ChainWatch(Watch):
     """Also looks at MLX's cache after each message, and receives the branches: a spectrum and a band.
 
-    ``memory`` in its report are moments in seconds, and MLX's active memory and cache then, in MiB.
+    ``memory`` in its report are moments in seconds, and MLX's active memory, its cache and the device's memory in use
+    then, in MiB; without a device of its own that is None.
     """
 
     SETTINGS = ChainWatchSettings
@@ -80,16 +83,21 @@ class ChainWatch(Watch):
         self.limits: set[float] = set()
         self.seen = {"spectrum": 0, "band": 0}
         self.wrong: list[str] = []
-        self.memory: list[tuple[float, float, float]] = []
+        self.memory: list[tuple[float, float, float, float | None]] = []
 
     @ez.subscriber(INPUT_RESULT)
     async def on_result(self, message: AxisArray) -> None:
         import mlx.core as mx
 
         cache, limit = mx.get_cache_memory() / 2**20, cache_limit().limit_mb
+        if cache > limit:
+            # On a GPU a lower limit takes effect at the next allocation, and this may be a message without samples.
+            mx.eval(mx.zeros(1000) + 1)
+            cache = mx.get_cache_memory() / 2**20
         now = time.monotonic()
         if not self.memory or now - self.memory[-1][0] >= 0.25:
-            self.memory.append((now, mx.get_active_memory() / 2**20, cache))
+            device = memory_snapshot().device_memory
+            self.memory.append((now, mx.get_active_memory() / 2**20, cache, None if math.isnan(device) else device))
         self.limits.add(limit)
         self.largest = max(self.largest, cache)
         self.excess = max(self.excess, cache - limit)
@@ -113,8 +121,11 @@ class ChainWatch(Watch):
         self.check("band", message)
 
     def report(self) -> dict[str, object]:
+        import mlx.core as mx
+
         found = {"cache": self.largest, "excess": self.excess, "limits": sorted(self.limits), "wrong": self.wrong}
-        return found | self.seen | {"memory": self.memory}
+        device = mx.device_info(mx.default_device()).get("device_name")
+        return found | self.seen | {"memory": self.memory, "device": device}
 
 
 class Long(ez.Unit):

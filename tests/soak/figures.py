@@ -7,8 +7,8 @@ from importlib.metadata import version
 
 import psutil
 
-from soak.observe import Observer, first_and_last
-from soak.verdict import PROCESSES, QUANTITIES, Reports, lost
+from soak.observe import Observer
+from soak.verdict import PROCESSES, QUANTITIES, Reports, courses_on_device, lost
 
 _PACKAGES = {"ezmsg-mlx": "ezmsg-mlx", "MLX": "mlx", "ezmsg": "ezmsg", "ezmsg-sigproc": "ezmsg-sigproc"}
 
@@ -41,17 +41,15 @@ def figures(command: str, minutes: float, reports: Reports, observer: Observer, 
         for name in PROCESSES
         for quantity, words in QUANTITIES.items()
     }
-    for number, name in enumerate(("MLX's active memory", "MLX's cache"), start=1):
-        course = [(sample[0] - observer.started_at, sample[number]) for sample in chain.get("memory", ())]
-        courses[name] = first_and_last(course, observer.settled_after)
+    courses |= courses_on_device(reports, observer)
     rows += [
         {"name": f"{name}, MiB", "first": _rounded(first), "last": _rounded(last)}
         for name, (first, last) in courses.items()
     ]
     return {
         "title": f"Soak test with faults, {minutes:g} minutes",
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, "
-        f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
+        "machine": f"{chain.get('device') or 'unknown device'}, {platform.system()} {platform.machine()}, "
+        f"{os.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB",
         "versions": {**versions, "NumPy": version("numpy"), "Python": platform.python_version()},
         "date": datetime.date.today().isoformat(),
         "command": command,

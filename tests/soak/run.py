@@ -15,7 +15,9 @@ Ends with status 1 otherwise, and says what was not so.
 
     python tests/soak/run.py --minutes 15
 
-With ``--json FILE`` the figures are written as a file of results.
+With ``--json FILE`` the figures are written as a file of results. Start and end take up to a minute beside the minutes
+that are asked for. Beside the package and what it depends on, it needs psutil and rich, on a GPU too; neither pytest
+nor, on a GPU, numba.
 """
 
 import argparse
@@ -87,7 +89,7 @@ def run_graph(options: argparse.Namespace) -> None:
 
 def soak(options: argparse.Namespace) -> int:
     """Run the graph in another process, watch it, and judge."""
-    from helpers.processes import free_port
+    from helpers.ports import free_port
 
     seconds = 0.0 if options.messages else 60.0 * options.minutes
     # What a machine does in a short time depends on what else it does.

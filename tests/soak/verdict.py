@@ -3,13 +3,14 @@
 import math
 from typing import TypeAlias
 
-from soak.observe import Observer, Visitor
+from soak.observe import Observer, Visitor, first_and_last
 
 LONGEST_MIB = 60000 * 16 * 4 / 2**20
 """One buffer: the longest message as float32."""
 
 PROCESSES = ("source", "chain", "sink")
 QUANTITIES = {"resident_set": "resident set", "shared": "shared memory"}
+DEVICE = "device memory in use"
 
 
 Reports: TypeAlias = dict[str, dict]
@@ -23,6 +24,18 @@ def growth_allowed(quantity: str, first: float, settled_after: float) -> float:
         return {"resident_set": 256.0, "shared": 64.0}[quantity]
     # Allocators keep the room of a longest message or two; segments are as they are.
     return {"resident_set": 0.05 * first + 4 * LONGEST_MIB, "shared": 0.0}[quantity]
+
+
+def courses_on_device(reports: Reports, observer: Observer) -> dict[str, tuple[float, float]]:
+    """Of MLX's memory, and of a device that has memory of its own, first and last in MiB; NaN if there is none."""
+    names = ("MLX's active memory", "MLX's cache", DEVICE)
+    samples = reports.get("chain", {}).get("memory", ())
+    courses = {}
+    for number, name in enumerate(names, start=1):
+        course = [(sample[0] - observer.started_at, sample[number]) for sample in samples if sample[number] is not None]
+        if course or name != DEVICE:
+            courses[name] = first_and_last(course, observer.settled_after)
+    return courses
 
 
 def problems(status: int | None, reports: Reports, observer: Observer, visitor: Visitor, left: list[str]) -> list[str]:
@@ -60,6 +73,9 @@ def problems(status: int | None, reports: Reports, observer: Observer, visitor: 
             is_unknown = math.isnan(first) and (quantity == "shared" or observer.settled_after == math.inf)
             if not is_unknown and not last - first <= growth_allowed(quantity, first, observer.settled_after):
                 found.append(f"the {words} of {name} grew from {first:.1f} to {last:.1f} MiB")
+    first, last = courses_on_device(reports, observer).get(DEVICE, (math.nan, math.nan))
+    if last - first > growth_allowed("resident_set", first, observer.settled_after):
+        found.append(f"the {DEVICE} grew from {first:.1f} to {last:.1f} MiB")
     return found
 
 
@@ -90,6 +106,9 @@ def print_table(reports: Reports, observer: Observer, visitor: Visitor, left: li
         for quantity, words in QUANTITIES.items():
             first, last = observer.first_and_last(name, quantity)
             rows.append((f"{name}: {words} at {observer.settled_after:.0f} s, at end", f"{first:.1f}, {last:.1f} MiB"))
+    if math.isfinite(observer.settled_after):
+        for name, (first, last) in courses_on_device(reports, observer).items():
+            rows.append((f"{name} at {observer.settled_after:.0f} s, at end", f"{first:.1f}, {last:.1f} MiB"))
     rows.append(("left behind", ", ".join(left) or "nothing"))
     width = max(len(name) for name, _ in rows)
     for name, value in rows:

@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import itertools
 import math
-import socket
 import subprocess
 import sys
 
@@ -12,6 +11,7 @@ import ezmsg.core as ez
 import numpy as np
 import pytest
 from ezmsg.util.messages.axisarray import AxisArray
+from helpers.ports import free_port
 
 from ezmsg.mlx.simulate import (
     MICROVOLTS_PER_COUNT,
@@ -446,13 +446,6 @@ class Sink(ez.Unit):
     async def watchdog(self) -> None:
         await asyncio.sleep(self.SETTINGS.time_limit)
         raise ez.NormalTermination
-
-
-def free_port() -> int:
-    """A port for a graph server of our own: topics of other graphs on this machine may have the same names."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def test_unit_ends_by_itself_and_every_sample_arrives():

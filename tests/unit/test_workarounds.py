@@ -14,7 +14,8 @@ from importlib import metadata
 import ezmsg.core as ez
 import numpy as np
 from ezmsg.core.messagechannel import Channel
-from helpers.processes import free_port, in_fresh_process, run_graph
+from helpers.ports import free_port
+from helpers.processes import in_fresh_process, run_graph
 
 WORKAROUNDS = "ezmsg.mlx.stream.workarounds"
 UNITS = [point.value for point in metadata.distribution("ezmsg-mlx").entry_points if point.group == "ezmsg.components"]
