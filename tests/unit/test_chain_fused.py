@@ -1,6 +1,7 @@
 """A fused chain gives what its stages give one by one: on the CPU, and as compiled functions in plain operations."""
 
 import os
+import threading
 
 import ezmsg.core as ez
 import numpy as np
@@ -315,6 +316,39 @@ def test_what_is_in_flight_is_bounded(monkeypatch, request):
     for message in messages[4:]:
         chain(message)
     assert 4 <= len(waited) <= 13
+
+
+def test_compiled_functions_end_with_their_thread(monkeypatch, request):
+    # Else MLX lets go of them when Python has left the thread, and the process aborts if it ends meanwhile.
+    request.addfinalizer(mx.enable_compile)
+    run_as_on_a_gpu(monkeypatch)
+    chain = fused(chains.make(["square"]))
+    dropped_in: list[int] = []
+
+    class Watched:
+        def __init__(self, function) -> None:
+            self.function = function
+
+        def __call__(self, *arrays):
+            return self.function(*arrays)
+
+        def __del__(self) -> None:
+            dropped_in.append(threading.get_ident())
+
+    compile_ = mx.compile
+    monkeypatch.setattr(compiledrun.mx, "compile", lambda function: Watched(compile_(function)))
+
+    def work() -> None:
+        for message in chains.stream([60] * 4):
+            chain(message)
+        assert not dropped_in
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert dropped_in and set(dropped_in) == {thread.ident}
+    # What the chain does then is right, too.
+    assert chain(chains.stream([60])[0]).data.shape == (60, chains.N_CHANNELS)
 
 
 # What others fuse

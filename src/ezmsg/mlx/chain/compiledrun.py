@@ -20,6 +20,7 @@ from ..stream.fusible import Array, FusedStage
 from ..stream.hostpages import keep_on_host
 from .fusedrun import Arrays, Configured, Ends, FusedRun, Key, Resident, Steps
 from .staging import DTYPES, Staging
+from .threadend import drop_at_thread_end
 
 Flat: TypeAlias = list[mx.array]
 """The arrays of all stages in a row."""
@@ -89,6 +90,10 @@ class CompiledRun(FusedRun):
         if self._wanted and (self._resident or self._load()):
             self._prepare(self._wanted)
 
+    def drop_functions(self) -> None:
+        """Forget what was compiled: messages go stage by stage from then on."""
+        self._functions.clear()
+
     def _takes(self, n_samples: int) -> bool:
         if self._wanted is not None or self._n_messages >= BEGINNING:
             return n_samples in self._lengths
@@ -104,6 +109,7 @@ class CompiledRun(FusedRun):
 
     def _prepare(self, lengths: Iterable[int]) -> None:
         started_at, n_before = time.perf_counter(), len(self._functions)
+        drop_at_thread_end(self)
         for n_samples in lengths:
             ahead = self._keys_ahead(n_samples)
             if len(ahead.keys() - self._functions.keys()) + len(self._functions) > MOST_FUNCTIONS:
