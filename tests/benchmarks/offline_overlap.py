@@ -1,39 +1,64 @@
 """Whether reading, upload, computing and writing of a recording overlap: each by itself, and the whole, in turns.
 
     python tests/benchmarks/offline_overlap.py --samples 1000000 --channels 64
+    python tests/benchmarks/offline_overlap.py --gpu --json overlap.json
 
-The four are measured alone on the same data, in the same run: reading from the file into memory, upload to MLX and
-widening to float32, the chain on data that is there (its result read back), and writing the results. Then the whole:
-``process_recording``, and the same without threads. In rounds, so that what else the machine does meets all alike; the
-table has the medians. What it is held to: the whole takes the time of the slowest of the four, within 20 %.
+The work is a causal band-pass of order 5 and the mean of all channels subtracted, from int16. The phases are measured
+alone on the same data, in the same run: reading from the file into memory, upload to MLX and widening to float32, the
+chain on data that is there, reading its results back (on a GPU; elsewhere it is part of the chain), and writing them.
+Then the whole: ``process_recording``, and the same without threads. In rounds, so that what else the machine does meets
+all alike; the table has the medians. What it is held to: the whole takes the time of the slowest phase, within 20 %.
 
-Where all four wait for the same cores, nothing can be gained. ``--read`` and ``--write`` make the storage as slow as
+Where all phases wait for the same cores, nothing can be gained. ``--read`` and ``--write`` make the storage as slow as
 that of a network: each chunk then takes at least the time that it would take there.
+
+``--gpu`` is for a machine with CUDA: 384 channels, a file and results in memory where there is room, float32 and int16
+results, two lengths of pieces, and the same without writing; under 90 seconds. It needs NumPy, MLX and ezmsg's
+packages, not Zarr.
 """
 
 import argparse
 import contextlib
+import dataclasses
+import datetime
+import functools
+import json
 import os
+import platform
 import resource
+import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from unittest import mock
 
+import ezmsg.core as ez
 import mlx.core as mx
 import numpy as np
 from ezmsg.sigproc.affinetransform import CommonRereferenceTransformer
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
-from ezmsg.mlx import AsArrayTransformer, RechunkTransformer, ZarrSink, process_recording
+from ezmsg.mlx import (
+    AsArrayTransformer,
+    ChainTransformer,
+    Opened,
+    RechunkSettings,
+    RechunkTransformer,
+    ZarrSink,
+    process_recording,
+)
 from ezmsg.mlx.butterworthfilter import ButterworthFilterTransformer
-from ezmsg.mlx.offline import sequential
-from ezmsg.mlx.offline.process import DEFAULT_RECHUNK
+from ezmsg.mlx.offline import checkpoint, sequential
 
 RATE = 30_000.0
+N_REPEATED = 100_000
+"""Samples of a recording that repeat."""
+
+IS_GPU = mx.default_device().type == mx.gpu
 
 
 def wait_until(then: float) -> None:
@@ -51,22 +76,58 @@ class SlowSink(ZarrSink):
         wait_until(begin + rows.nbytes / self.speed)
 
 
+class RawSink:
+    """Results in a file without a header, or nowhere."""
+
+    speed = np.inf
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.n_bytes = 0
+
+    def open(self, recipe: str, fingerprint: str) -> Opened:
+        self._file = open(self.path, "wb")
+        return Opened(False, None)
+
+    def append(self, message: AxisArray) -> None:
+        begin = time.perf_counter()
+        data = np.ascontiguousarray(message.data)
+        self._file.write(data.data)
+        self.n_bytes += data.nbytes
+        wait_until(begin + data.nbytes / self.speed)
+
+    def checkpoint(self, state: bytes) -> None:
+        """An interrupted run starts over."""
+
+    def restart(self) -> None:
+        self._file.truncate(0)
+
+    def commit(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
 class RawSource:
     """A raw file of int16 counts, (time, ch)."""
 
-    def __init__(self, path: Path, n_channels: int, mb_per_second: float) -> None:
+    def __init__(
+        self, path: Path, n_channels: int, mb_per_second: float, *, multiple: int = 1, most: float = np.inf
+    ) -> None:
         self._speed = mb_per_second * 1e6
         self.path, self.n_channels, self.sampling_rate = path, n_channels, RATE
-        self.n_samples = path.stat().st_size // (2 * n_channels)
+        self.n_samples = int(min(path.stat().st_size // (2 * n_channels), most))
         self.identity = f"{path.name}, {self.n_samples} samples"
-        self._chunk = max(16 * 2**20 // (2 * n_channels), 1)
+        self._chunk = max(16 * 2**20 // (2 * n_channels) // multiple, 1) * multiple
 
     def read(self, start: int) -> Iterator[AxisArray]:
         with open(self.path, "rb") as file:
             file.seek(start * 2 * self.n_channels)
             while start < self.n_samples:
                 begin = time.perf_counter()
-                data = np.fromfile(file, np.int16, self._chunk * self.n_channels).reshape(-1, self.n_channels)
+                n = min(self._chunk, self.n_samples - start)
+                data = np.fromfile(file, np.int16, n * self.n_channels).reshape(-1, self.n_channels)
                 wait_until(begin + data.nbytes / self._speed)
                 time_axis = AxisArray.TimeAxis(fs=RATE, offset=start / RATE)
                 yield AxisArray(data, dims=["time", "ch"], axes={"time": time_axis}, stream_dim="time")
@@ -77,22 +138,29 @@ def upload() -> AsArrayTransformer:
     return AsArrayTransformer(backend="mlx", dtype="float32")
 
 
+def download(dtype: str) -> AsArrayTransformer:
+    return AsArrayTransformer(backend="numpy", dtype=dtype, rounding="nearest")
+
+
 def core() -> list[Callable[[AxisArray], AxisArray]]:
     return [
-        ButterworthFilterTransformer(order=5, cuton=300.0, cutoff=6000.0),
+        ButterworthFilterTransformer(order=5, cuton=300.0, cutoff=6000.0, coef_type="sos"),
         CommonRereferenceTransformer(mode="mean"),
-        AsArrayTransformer(backend="numpy"),
     ]
 
 
-def make_chain() -> list[Callable[[AxisArray], AxisArray]]:
-    return [upload(), *core()]
+def make_stages(dtype: str = "float32") -> list[Callable[[AxisArray], AxisArray]]:
+    return [upload(), *core(), download(dtype)]
+
+
+def make_chain(dtype: str = "float32") -> ChainTransformer:
+    return ChainTransformer(make_chain=functools.partial(make_stages, dtype))
 
 
 class InTurn:
     """What writes behind, without a thread."""
 
-    def __init__(self, sink: ZarrSink) -> None:
+    def __init__(self, sink: ZarrSink | RawSink) -> None:
         self.append, self.checkpoint = sink.append, sink.checkpoint
 
     def __enter__(self) -> "InTurn":
@@ -107,27 +175,55 @@ def without_threads() -> Iterator[None]:
     with (
         mock.patch.object(sequential, "WriteBehind", InTurn),
         mock.patch.object(sequential, "read_ahead", contextlib.nullcontext),
+        mock.patch.object(sequential, "uses_gpu", lambda: False),
     ):
         yield
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is measured."""
+
+    dtype: str
+    """Of the results."""
+    piece: int
+    """Samples at a time."""
+    sink: str
+    chunk_mb: float
+    read: float
+    write: float
+
+    def __str__(self) -> str:
+        return f"{self.dtype} results by {self.sink}, pieces of {self.piece} samples"
+
+
+PHASES = ("reading", "upload", "computing", "reading back", "writing")
 
 
 class Phases:
     """Each phase by itself, on what the one before has left."""
 
-    def __init__(self, source: RawSource, folder: Path, chunk_mb: float, mb_per_second: float, number: int) -> None:
-        self.source, self.folder, self.chunk_mb = source, folder, chunk_mb
-        self.speed, self.number = mb_per_second * 1e6, number
+    def __init__(self, source: RawSource, folder: Path, case: Case, number: int) -> None:
+        self.source, self.folder, self.case, self.number = source, folder, case, number
         self.data: list[AxisArray] = []
         self.results: list[AxisArray] = []
+        self.rechunk = RechunkSettings(sizes=(case.piece,))
 
-    def sink(self) -> ZarrSink:
-        sink = SlowSink(Path(tempfile.mkdtemp(dir=self.folder)) / "results.zarr", chunk_mb=self.chunk_mb)
-        sink.speed = self.speed
+    def sink(self) -> ZarrSink | RawSink:
+        # One place for all, as large files in memory are slow to remove.
+        path = self.folder / "results"
+        if self.case.sink == "zarr":
+            shutil.rmtree(path, ignore_errors=True)
+            sink: ZarrSink | RawSink = SlowSink(path, chunk_mb=self.case.chunk_mb)
+        else:
+            sink = RawSink(path if self.case.sink == "raw" else Path(os.devnull))
+        sink.speed = self.case.write * 1e6
         return sink
 
     def pieces(self) -> list[AxisArray]:
-        rechunk = RechunkTransformer(DEFAULT_RECHUNK)
-        return [piece for message in self.source.read(0) for piece in rechunk(message)]
+        rechunk = RechunkTransformer(self.rechunk)
+        found = [piece for message in self.source.read(0) for piece in rechunk(message)]
+        return [*found, *rechunk.flush()]
 
     def run(self) -> Iterator[tuple[str, Callable[[], object]]]:
         yield "reading", self.read
@@ -135,12 +231,14 @@ class Phases:
         yield "upload", self.upload
         self.data = [self.to_mlx(piece) for piece in self.data]
         mx.eval([piece.data for piece in self.data])
-        self.steps = core()
         yield "computing", self.compute
-        self.data = [replace(result, data=np.array(result.data)) for result in self.results]
-        self.results.clear()
+        self.data, self.results = self.results, []
+        if IS_GPU:
+            yield "reading back", self.read_back
+            self.data, self.results = self.results, []
         yield "writing", self.write
         self.data.clear()
+        mx.clear_cache()
         # In turn, so that neither always comes behind the other.
         wholes = [("whole", self.whole), ("whole, in turn", self.in_turn)]
         yield from wholes if self.number % 2 else reversed(wholes)
@@ -150,14 +248,43 @@ class Phases:
             message.data[::4096].sum()
 
     def upload(self) -> None:
+        if not IS_GPU:
+            for piece in self.data:
+                mx.eval(self.to_mlx(piece).data)
+            return
+        from ezmsg.mlx.chain.inflight import StagingsInTurn
+
+        stagings = StagingsInTurn()
         for piece in self.data:
-            mx.eval(self.to_mlx(piece).data)
+            x = stagings.filled(piece.data).astype(mx.float32)
+            mx.async_eval(x)
+            stagings.give_back([x])
+        mx.eval(x)
 
     def compute(self) -> None:
+        stages = core() if IS_GPU else [*core(), download(self.case.dtype)]
+        chain, before = ChainTransformer(make_chain=lambda: stages), None
         for message in self.data:
-            for step in self.steps:
-                message = step(message)
-            self.results.append(message)
+            result = chain(message)
+            if IS_GPU:
+                mx.async_eval(result.data)
+                if before is not None:
+                    mx.eval(before.data)
+                before = result
+            self.results.append(result)
+        if before is not None:
+            mx.eval(before.data)
+
+    def read_back(self) -> None:
+        from ezmsg.mlx.stream.readback import begin_reading
+
+        begun: list[tuple[AxisArray, object]] = []
+        for message in [*self.data, None, None]:
+            if message is not None:
+                begun.append((message, begin_reading(message.data, self.case.dtype, rounds=True)))
+            if begun and (len(begun) > 2 or message is None):
+                done, unread = begun.pop(0)
+                self.results.append(replace(done, data=unread.read()))
 
     def write(self) -> None:
         sink = self.sink()
@@ -168,7 +295,8 @@ class Phases:
         sink.close()
 
     def whole(self) -> None:
-        process_recording(self.source, make_chain, self.sink(), progress=False)
+        chain_factory = functools.partial(make_chain, self.case.dtype)
+        process_recording(self.source, chain_factory, self.sink(), rechunk=self.rechunk, progress=False)
 
     def in_turn(self) -> None:
         with without_threads():
@@ -180,45 +308,173 @@ def cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, default=1_000_000)
-    parser.add_argument("--channels", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--chunk-mb", type=float, default=4.0, help="of the results")
-    parser.add_argument("--read", type=float, default=np.inf, metavar="MB/S", help="speed of the storage [as it is]")
-    parser.add_argument("--write", type=float, default=np.inf, metavar="MB/S", help="the same for results")
-    parser.add_argument("--folder", type=Path, help="where to read and write [a temporary one]")
-    options = parser.parse_args()
-    os.environ.setdefault("EZMSG_LOGLEVEL", "WARNING")
+def measure(path: Path, n_channels: int, folder: Path, case: Case, rounds: int) -> dict[str, object]:
+    """One row of the table."""
+    source = RawSource(path, n_channels, case.read, multiple=case.piece)
     wall: dict[str, list[float]] = {}
     cpu: dict[str, list[float]] = {}
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        path = Path(folder) / "recording.raw"
-        rng = np.random.default_rng(0)
-        with open(path, "wb") as file:
-            for begin in range(0, options.samples, 100_000):
-                n = min(100_000, options.samples - begin)
-                file.write(rng.normal(0.0, 30.0, (n, options.channels)).astype(np.int16).tobytes())
-        source = RawSource(path, options.channels, options.read)
-        for number in range(options.rounds):
-            for name, phase in Phases(source, Path(folder), options.chunk_mb, options.write, number).run():
-                begin, used = time.perf_counter(), cpu_seconds()
-                phase()
+    peak = 0
+    # The first one compiles, and makes memory.
+    short = RawSource(source.path, source.n_channels, np.inf, multiple=case.piece, most=12 * case.piece)
+    for number in range(-1, rounds):
+        for name, phase in Phases(source if number >= 0 else short, folder, case, number).run():
+            mx.reset_peak_memory()
+            begin, used = time.perf_counter(), cpu_seconds()
+            phase()
+            if number >= 0:
                 wall.setdefault(name, []).append(time.perf_counter() - begin)
                 cpu.setdefault(name, []).append(cpu_seconds() - used)
-    print(f"{options.samples} samples x {options.channels} channels, {options.rounds} rounds, medians in seconds")
+            if name == "whole":
+                peak = max(peak, mx.get_peak_memory())
+    (folder / "results").unlink() if case.sink == "raw" else shutil.rmtree(folder / "results", ignore_errors=True)
+    phases = [name for name in PHASES if name in wall]
+    slowest = [max(wall[name][i] for name in phases) for i in range(rounds)]
+
+    def ratio(times: dict[str, list[float]], other: list[float]) -> float:
+        return round(statistics.median(a / b for a, b in zip(times["whole"], other, strict=True)), 3)
+
+    seconds = {name: round(statistics.median(times), 4) for name, times in wall.items()}
+    whole, n_bytes = seconds["whole"], source.n_samples * source.n_channels
+    row = {
+        "case": str(case),
+        **seconds,
+        **{f"CPU, {name}": round(statistics.median(times), 3) for name, times in cpu.items()},
+        "bound": max(phases, key=lambda name: seconds[name]),
+        "of slowest": ratio(wall, slowest),
+        "of in turn": ratio(wall, wall["whole, in turn"]),
+        "CPU of in turn": ratio(cpu, cpu["whole, in turn"]),
+        "times real time": round(source.n_samples / RATE / whole, 1),
+        "GB/s in": round(2 * n_bytes / whole / 1e9, 3),
+        "GB/s out": round(np.dtype(case.dtype).itemsize * n_bytes / whole / 1e9, 3),
+        "MLX peak, MiB": round(peak / 2**20, 1),
+    }
+    print(f"\n{case}: {source.n_samples} samples x {source.n_channels} channels, {rounds} rounds, medians in seconds")
     print(f"{'':16}{'wall':>8}{'CPU':>8}")
     for name in wall:
-        print(f"{name:16}{statistics.median(wall[name]):8.2f}{statistics.median(cpu[name]):8.2f}")
-    slowest = [max(wall[name][i] for name in list(wall)[:4]) for i in range(options.rounds)]
-    of_slowest = statistics.median(a / b for a, b in zip(wall["whole"], slowest, strict=True))
-    of_turn = statistics.median(a / b for a, b in zip(wall["whole"], wall["whole, in turn"], strict=True))
-    of_cpu = statistics.median(a / b for a, b in zip(cpu["whole"], cpu["whole, in turn"], strict=True))
+        print(f"{name:16}{seconds[name]:8.3f}{row[f'CPU, {name}']:8.3f}")
     print(
-        f"the whole takes {of_slowest:.2f} of the slowest phase (held to 1.2), "
-        f"{of_turn:.2f} of the whole in turn (CPU: {of_cpu:.2f})"
+        f"the whole takes {row['of slowest']:.2f} of the slowest phase, {row['bound']} (held to 1.2), "
+        f"{row['of in turn']:.2f} of the whole in turn (CPU: {row['CPU of in turn']:.2f}); "
+        f"{row['times real time']:.0f} times real time, {row['GB/s in']:.2f} GB/s in, {row['GB/s out']:.2f} GB/s out, "
+        f"MLX's peak {row['MLX peak, MiB']:.0f} MiB",
+        flush=True,
     )
+    return row
+
+
+def versions() -> dict[str, str]:
+    """Those of the packages that count."""
+    found = {}
+    for name in ("ezmsg-mlx", "mlx", "ezmsg", "ezmsg-sigproc", "zarr"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return {**found, "NumPy": np.__version__, "Python": platform.python_version()}
+
+
+def as_results(options: argparse.Namespace, rows: list[dict[str, object]]) -> dict[str, object]:
+    """A file for docs/results/data."""
+    command = "python tests/benchmarks/offline_overlap.py" + (" --gpu" if options.gpu else "")
+    if not options.gpu:
+        command += f" --samples {options.samples} --channels {options.channels} --rounds {options.rounds}"
+        command += "".join(
+            f" --{name} {value:g}" for name in ("read", "write") if np.isfinite(value := getattr(options, name))
+        )
+    heads = {"case": "", **{name: f"{name}, s" for name in PHASES}, "whole": "whole, s", "whole, in turn": "in turn, s"}
+    columns = [{"head": head, "key": key, **({"digits": 2} if key != "case" else {})} for key, head in heads.items()]
+    columns += [
+        {"head": "whole / slowest phase", "key": "of slowest", "digits": 2},
+        {"head": "slowest phase", "key": "bound"},
+        {"head": "× real time", "key": "times real time", "digits": 0},
+        {"head": "GB/s in", "key": "GB/s in", "digits": 2},
+    ]
+    size = f"{options.samples:,}".replace(",", "\u202f") + f" × {options.channels} samples of int16"
+    return {
+        "title": f"Phases of an offline run, each by itself, and the whole ({size})",
+        "machine": str(mx.device_info().get("device_name", platform.machine())),
+        "versions": versions(),
+        "date": datetime.date.today().isoformat(),
+        "command": command,
+        "form": "script",
+        "state": "from the start",
+        "input": "host",
+        "spread": f"Medians of {options.rounds} rounds, in turns",
+        "columns": columns,
+        "rows": rows,
+    }
+
+
+def written(path: Path, n_samples: int, n_channels: int) -> Path:
+    """A recording of noise."""
+    noise = np.random.default_rng(0).normal(0.0, 30.0, (min(n_samples, N_REPEATED), n_channels)).astype(np.int16)
+    with open(path, "wb") as file:
+        for begin in range(0, n_samples, N_REPEATED):
+            file.write(noise[: n_samples - begin].data)
+    return path
+
+
+def place(options: argparse.Namespace) -> Path | None:
+    """Memory, where there is room for the recording and its results; else where temporary files go."""
+    memory = Path("/dev/shm")
+    needed = 2 * 7 * options.samples * options.channels
+    if options.folder is None and memory.is_dir() and options.gpu and shutil.disk_usage(memory).free > needed:
+        return memory
+    return options.folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpu", action="store_true", help="the cases for a machine with CUDA")
+    parser.add_argument("--samples", type=int, help="[1000000]")
+    parser.add_argument("--channels", type=int, help="[64; 384 with --gpu]")
+    parser.add_argument("--rounds", type=int, help="[5; 3 with --gpu]")
+    parser.add_argument("--piece", type=int, nargs="+", help="samples at a time [3000; 3000 and 30000 with --gpu]")
+    parser.add_argument("--dtype", nargs="+", choices=("float32", "int16"), help="of the results [float32; both]")
+    parser.add_argument("--sink", choices=("zarr", "raw", "none"), help="where they go [zarr; raw with --gpu]")
+    parser.add_argument("--chunk-mb", type=float, default=4.0, help="of the results, in Zarr")
+    parser.add_argument("--read", type=float, default=np.inf, metavar="MB/S", help="speed of the storage [as it is]")
+    parser.add_argument("--write", type=float, default=np.inf, metavar="MB/S", help="the same for results")
+    parser.add_argument("--folder", type=Path, help="where to read and write [memory with --gpu, or a temporary one]")
+    parser.add_argument("--seconds", type=float, help="begin no further case after so many [65 with --gpu]")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write a file for docs/results/data")
+    options = parser.parse_args()
+    defaults = {
+        "samples": (1_000_000, 1_000_000),
+        "channels": (64, 384),
+        "rounds": (5, 3),
+        "piece": ([3000], [30_000, 3000]),
+        "dtype": (["float32"], ["float32", "int16"]),
+        "sink": ("zarr", "raw"),
+        "seconds": (np.inf, 65.0),
+    }
+    for name, values in defaults.items():
+        if getattr(options, name) is None:
+            setattr(options, name, values[options.gpu])
+    ez.logger.setLevel(os.environ.setdefault("EZMSG_LOGLEVEL", "WARNING"))
+    begin, rows = time.monotonic(), []
+    with contextlib.ExitStack() as stack:
+        try:
+            import llvmlite  # noqa: F401
+        except ImportError:
+            # It tells the kind of processor, which a checkpoint depends on.
+            stack.enter_context(mock.patch.object(checkpoint, "_processor", platform.machine))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=place(options))))
+        print(f"{mx.default_device()}, files in {folder.parent}")
+        path = written(folder / "recording.raw", options.samples, options.channels)
+        sinks = [options.sink, "none"] if options.gpu else [options.sink]
+        cases = [
+            Case(dtype, piece, sink, options.chunk_mb, options.read, options.write)
+            for sink in sinks
+            for piece in options.piece
+            for dtype in options.dtype
+            if sink == options.sink or piece == max(options.piece)
+        ]
+        for case in cases:
+            if time.monotonic() - begin < options.seconds:
+                rows.append(measure(path, options.channels, folder, case, options.rounds))
+                if options.json:
+                    text = json.dumps(as_results(options, rows), indent=2, ensure_ascii=False)
+                    options.json.write_text(text + "\n", encoding="utf-8")
+    print(f"\n{time.monotonic() - begin:.0f} s in all")
 
 
 if __name__ == "__main__":

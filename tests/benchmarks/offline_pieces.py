@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import zarr
-from offline_overlap import RawSource, make_chain
+from offline_overlap import RawSource
+from offline_overlap import make_stages as make_chain
 
 from ezmsg.mlx import ProcessedRecording, ZarrSink, process_recording
 

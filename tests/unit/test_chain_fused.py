@@ -27,7 +27,7 @@ from ezmsg.mlx import (
     ReadLateTransformer,
     RechunkTransformer,
 )
-from ezmsg.mlx.chain import compiledrun
+from ezmsg.mlx.chain import compiledrun, inflight
 from ezmsg.mlx.chain.cudagraphs import CUDA_GRAPHS
 from ezmsg.mlx.chain.fusedrun import FusedRun
 from ezmsg.mlx.chain.staging import Staging
@@ -302,20 +302,41 @@ def test_memory_is_written_to_again_only_when_the_device_has_read_it(monkeypatch
     assert [number for number, message in enumerate(messages) if any(message.data is x for x in staged)] == expected
 
 
-def test_what_is_in_flight_is_bounded(monkeypatch, request):
+def test_what_is_in_flight_is_bounded_and_the_newest_is_not_waited_for(monkeypatch, request):
     request.addfinalizer(mx.enable_compile)
     run_as_on_a_gpu(monkeypatch)
-    waited = []
-    monkeypatch.setattr(compiledrun, "MOST_IN_FLIGHT_MIB", 10 * 60 * chains.N_CHANNELS * 2 / 2**20)
+    monkeypatch.setattr(inflight, "MOST_BYTES", 10 * 60 * chains.N_CHANNELS * 2)
+    monkeypatch.setattr(inflight, "MOST_STAGED", 1000)
     chain = fused(chains.make(["square"])[:-1])
     messages = chains.stream([60] * 30)
     for message in messages[:4]:
         chain(message)
-    eval_ = mx.eval
-    monkeypatch.setattr(compiledrun.mx, "eval", lambda *arrays: (waited.append(1), eval_(*arrays)))
+    given, behind, eval_, async_eval = [], [], mx.eval, mx.async_eval
+
+    def waited_for(marks):
+        behind.extend(len(given) - 1 - place for place, mark in enumerate(given) if mark is marks[0])
+        eval_(marks)
+
+    monkeypatch.setattr(inflight.mx, "eval", waited_for)
+    monkeypatch.setattr(inflight.mx, "async_eval", lambda arrays: (given.append(arrays[-1]), async_eval(arrays)))
     for message in messages[4:]:
         chain(message)
-    assert 4 <= len(waited) <= 13
+    # Three messages of three buffers each are as much as is allowed.
+    assert len(given) == 26 and behind == [3] * 23
+
+
+def test_memory_of_messages_is_written_to_again_when_the_device_has_read_it(monkeypatch):
+    events, turns, eval_ = [], inflight.StagingsInTurn(), mx.eval
+    monkeypatch.setattr(inflight.mx, "eval", lambda what: events.append(what) if type(what) is list else eval_(what))
+    arrays = []
+    for number in range(10):
+        arrays.append(turns.filled(np.full((4, 2), number, np.int16)))
+        # By then.
+        assert events == [[each] for each in range(number - inflight.MOST_STAGED + 1)]
+        turns.give_back([number])
+        recent = arrays[-inflight.MOST_STAGED :]
+        assert [int(np.asarray(array)[0, 0]) for array in recent] == list(range(number + 1))[-inflight.MOST_STAGED :]
+    assert len({id(array) for array in arrays}) == inflight.MOST_STAGED
 
 
 def test_compiled_functions_end_with_their_thread(monkeypatch, request):

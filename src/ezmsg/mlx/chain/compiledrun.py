@@ -19,6 +19,7 @@ from ..stream.convert import mlx_to_numpy, numpy_to_mlx
 from ..stream.fusible import Array, FusedStage
 from ..stream.hostpages import keep_on_host
 from .fusedrun import Arrays, Configured, Ends, FusedRun, Key, Resident, Steps
+from .inflight import InFlight, StagingsInTurn
 from .staging import DTYPES, Staging
 from .threadend import drop_at_thread_end
 
@@ -37,9 +38,6 @@ MOST_LENGTHS = 4
 BEGINNING = 16
 """Messages of a stream during which a length is compiled when it comes a second time; a stream that runs waits for no
 compilation."""
-
-MOST_IN_FLIGHT_MIB = 64.0
-"""Data that the device has been given and whose results have not been waited for, in MiB."""
 
 SMALL = 0.25
 """Share of a message's values up to which a result is small."""
@@ -80,10 +78,11 @@ class CompiledRun(FusedRun):
         self._lengths: set[int] = set()
         self._functions: dict[Key, Callable[..., list[mx.array]]] = {}
         self._sizes: tuple[int, ...] = ()
-        self._in_flight = 0.0
         self._is_narrow = self.ends.entry is not None and message.data.dtype in DTYPES
         self._staging = Staging() if self._is_narrow and self.ends.exit is not None else None
         self._is_idle = True
+        self._in_flight = InFlight()
+        self._stagings = StagingsInTurn() if self._is_narrow and self.ends.exit is None else None
 
     def compile_ahead(self) -> None:
         """Compile what is known to come, at the start of a stream; it takes seconds the first time on a machine."""
@@ -166,7 +165,9 @@ class CompiledRun(FusedRun):
 
     def _function(self, steps: Steps, sizes: tuple[int, ...], x: mx.array, *flat: mx.array) -> list[mx.array]:
         y, after = self._apply(x.astype(mx.float32), _grouped(flat, sizes), steps.key[1], steps.lengths)
-        return [*itertools.chain(*after), *(() if y is None else (y,))]
+        # Where nobody waits for the result here, one sample, which is there when all of the message is done.
+        marks = [x.reshape(-1)[:1].astype(mx.float32)] if self.ends.exit is None else []
+        return [*itertools.chain(*after), *(() if y is None else (y,)), *marks]
 
     def _begin(self, data: npt.NDArray | mx.array, state: Flat, steps: Steps) -> Begun:
         if self.ends.entry is None:
@@ -174,15 +175,21 @@ class CompiledRun(FusedRun):
         elif self._staging is not None and self._is_idle:
             # The device has read what was there, since the result has been waited for.
             x, self._is_idle = self._staging.filled(cast(np.ndarray, data)), False
+        elif self._stagings is not None:
+            x = self._stagings.filled(cast(np.ndarray, data))
         else:
             # Narrow integers are widened on the device, by the compiled function.
             x, _ = numpy_to_mlx(cast(np.ndarray, data), None if self._is_narrow else "float32")
         outputs = self._functions[steps.key](x, *state)
-        has_result = steps.lengths[-1] > 0
-        if has_result and self.ends.exit is not None:
-            mx.async_eval(outputs)
-        else:
-            self._hand_over(outputs, x.nbytes)
+        mx.async_eval(outputs)
+        has_result, is_waited_for = steps.lengths[-1] > 0, self.ends.exit is not None
+        if not (has_result and is_waited_for):
+            # Of its own, since the thread that reads the result may wait for that meanwhile.
+            marks = outputs if is_waited_for else [outputs.pop()]
+            # Some two buffers of a message live at a time, besides what was uploaded.
+            self._in_flight.add(marks, 3 * x.nbytes)
+            if self._stagings is not None:
+                self._stagings.give_back(marks)
         return x, outputs, has_result
 
     def _finish(self, begun: Begun) -> tuple[Array, Flat]:
@@ -190,7 +197,8 @@ class CompiledRun(FusedRun):
         y = outputs.pop() if has_result else None
         if y is not None and self.ends.exit is not None:
             result = self._read(y, x)
-            self._in_flight, self._is_idle = 0.0, True
+            self._is_idle = True
+            self._in_flight.clear()
             return result, outputs
         if y is not None:
             return y, outputs
@@ -203,16 +211,6 @@ class CompiledRun(FusedRun):
             # MLX's cache gives its memory to the next result, and to nothing of the size of a message.
             keep_on_host(y, least=1)
         return result
-
-    def _hand_over(self, outputs: list[mx.array], n_bytes: int) -> None:
-        """Let the device compute *outputs*, and wait for it where it has been given too much."""
-        # Some two buffers of a message live at a time, besides what was uploaded.
-        self._in_flight += 3 * n_bytes / 2**20
-        if self._in_flight > MOST_IN_FLIGHT_MIB:
-            mx.eval(outputs)
-            self._in_flight = 0.0
-        else:
-            mx.async_eval(outputs)
 
     def _from_transformers(self, arrays: Arrays) -> Flat:
         self._sizes = tuple(map(len, arrays))

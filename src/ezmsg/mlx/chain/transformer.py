@@ -89,6 +89,7 @@ class BaseChainTransformer(CompositeProcessor[SettingsType, AxisArray, Output], 
 
     _lengths: tuple[int, ...] | None = None
     _fuse = True
+    _leaves_last = False
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
@@ -136,6 +137,22 @@ class BaseChainTransformer(CompositeProcessor[SettingsType, AxisArray, Output], 
         settings = settings or stage.settings
         stage.update_settings(replace(settings, **changes) if changes else settings)
 
+    def leave_last(self) -> bool:
+        """Leave the last stage to the caller from now on: a call gives the messages that would go into it.
+
+        For a caller that reads results from a GPU while it computes the next ones. State and settings of the chain stay
+        as they are.
+
+        Returns:
+            Whether that is so now: not if there is one stage only, or a subclass does something else with results.
+        """
+        kind, overridable = type(self), ("__call__", "_process", "_post_process")
+        if len(self.stages) < 2 or any(getattr(kind, n) is not getattr(BaseChainTransformer, n) for n in overridable):
+            return False
+        self._leaves_last = True
+        self._renew()
+        return True
+
     def flush(self) -> list[AxisArray]:
         """What the stages still hold at the end of a stream, and what the stages behind make of it."""
         return self._runner.flush()
@@ -165,7 +182,10 @@ class BaseChainTransformer(CompositeProcessor[SettingsType, AxisArray, Output], 
         self._procs = typing.cast("dict[str, typing.Any]", named_stages(self._steps(), "The chain"))
 
     def _renew(self) -> None:
-        self._runner = Runner(type(self).__name__, self._steps(), self._fuse, self._lengths)
+        stages = self._steps()
+        if self._leaves_last:
+            stages = dict(list(stages.items())[:-1])
+        self._runner = Runner(type(self).__name__, stages, self._fuse, self._lengths)
 
     def _steps(self) -> dict[str, Step]:
         # ezmsg-baseproc declares other kinds of stages, too, and that each gives one message.

@@ -14,7 +14,9 @@ import numpy as np
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
+from ..asarray import AsArrayTransformer
 from ..stream.convert import is_mlx_array, mlx_to_numpy
+from ..stream.integers import is_integer
 from .contracts import ResultSink
 
 MOST_AHEAD = 2
@@ -23,7 +25,15 @@ MOST_AHEAD = 2
 MOST_BEHIND = 32 * 2**20
 """Bytes of results that wait to be written; one message may be larger."""
 
+MOST_UNREAD = 3
+"""Messages whose results a GPU computes, or has computed, before they are read."""
+
+MOST_UNREAD_BYTES = 64 * 2**20
+"""Bytes of their results; one message may be larger."""
+
 ItemT = typing.TypeVar("ItemT")
+
+BehindT = typing.TypeVar("BehindT", bound="_Behind")
 
 
 class _Waiting(typing.Generic[ItemT]):
@@ -113,25 +123,23 @@ def read_ahead(messages: Iterator[AxisArray], most: int = MOST_AHEAD) -> Iterato
         thread.join()
 
 
-class WriteBehind:
-    """Has a sink take results and states in another thread, in order.
+class _Behind:
+    """Does things in a thread of its own, in order.
 
-    What the sink raises is raised by the next call. What waits when the ``with`` block ends is written before, also
-    after an error in the block.
+    What they raise is raised by the next call, and nothing is done after it. What waits when the ``with`` block ends is
+    done before, also after an error in the block.
 
     Args:
-        sink: It is open, and is not used by others before the ``with`` block has ended.
-        most: Bytes of results that wait.
+        name: Of the thread.
+        has_room: See :class:`_Waiting`.
     """
 
-    def __init__(self, sink: ResultSink, most: int = MOST_BEHIND) -> None:
-        self._sink = sink
-        # One item may be larger than what is allowed.
-        self._waiting: _Waiting[Callable[[], None]] = _Waiting(lambda n, n_bytes: not n or n_bytes < most)
+    def __init__(self, name: str, has_room: Callable[[int, int], bool]) -> None:
+        self._waiting: _Waiting[Callable[[], None]] = _Waiting(has_room)
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._write, name="writing", daemon=True)
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
-    def __enter__(self) -> "WriteBehind":
+    def __enter__(self: BehindT) -> BehindT:
         self._thread.start()
         return self
 
@@ -141,29 +149,97 @@ class WriteBehind:
         if error is None:
             self._check()
 
-    def append(self, message: AxisArray) -> None:
-        """Have the sink take results, of which a copy is made."""
+    def _put(self, action: Callable[[], None], n_bytes: int = 0) -> None:
         self._check()
-        # Here, since only the thread that made an MLX array can evaluate it.
-        data = mlx_to_numpy(message.data) if is_mlx_array(message.data) else np.array(message.data)
-        message = replace(message, data=data)
-        self._waiting.put(lambda: self._sink.append(message), data.nbytes)
-
-    def checkpoint(self, state: bytes) -> None:
-        """Have the sink keep a state, once all results so far are written."""
-        self._check()
-        self._waiting.put(lambda: self._sink.checkpoint(state))
+        self._waiting.put(action, n_bytes)
 
     def _check(self) -> None:
         if self._error is not None:
             raise self._error
 
-    def _write(self) -> None:
-        while (write := self._waiting.first()) is not None:
+    def _work(self) -> None:
+        while (action := self._waiting.first()) is not None:
             if self._error is None:
                 try:
-                    write()
+                    action()
                 except BaseException as error:  # to be raised in the other thread
                     self._error = error
             self._waiting.drop_first()
-            del write
+            del action
+
+
+class WriteBehind(_Behind):
+    """Has a sink take results and states in another thread, in order.
+
+    Args:
+        sink: It is open, and is not used by others before the ``with`` block has ended.
+        most: Bytes of results that wait.
+    """
+
+    def __init__(self, sink: ResultSink, most: int = MOST_BEHIND) -> None:
+        # One item may be larger than what is allowed.
+        super().__init__("writing", lambda n, n_bytes: not n or n_bytes < most)
+        self._sink = sink
+
+    def append(self, message: AxisArray) -> None:
+        """Have the sink take results, of which a copy is made."""
+        self._check()
+        # Here, since only the thread that made an MLX array can evaluate it.
+        data = mlx_to_numpy(message.data) if is_mlx_array(message.data) else np.array(message.data)
+        self.take(replace(message, data=data))
+
+    def take(self, message: AxisArray) -> None:
+        """Have the sink take results in NumPy's memory that nobody else writes to."""
+        self._put(lambda: self._sink.append(message), message.data.nbytes)
+
+    def checkpoint(self, state: bytes) -> None:
+        """Have the sink keep a state, once all results so far are written."""
+        self._put(lambda: self._sink.checkpoint(state))
+
+
+class ReadBehind(_Behind):
+    """Reads results from a GPU in another thread, in order, while the device computes the next ones.
+
+    A state goes the same way, so that it comes behind the results that it counts on.
+
+    Args:
+        behind: What takes what was read. It is open longer than this.
+        conversion: Says what the results become.
+    """
+
+    def __init__(self, behind: WriteBehind, conversion: AsArrayTransformer) -> None:
+        super().__init__("reading back", lambda n, n_bytes: not n or (n < MOST_UNREAD and n_bytes < MOST_UNREAD_BYTES))
+        self._behind = behind
+        settings = conversion.settings
+        self._dtype, self._rounds = settings.dtype, settings.rounding == "nearest"
+        self._conversion = conversion
+
+    @staticmethod
+    def takes_over(step: object) -> bool:
+        """Whether *step* is a conversion to NumPy that can be done here: the log says nothing of what is cut off."""
+        if type(step) is not AsArrayTransformer or step.settings.backend != "numpy":
+            return False
+        dtype = step.settings.dtype
+        return dtype is None or step.settings.rounding == "nearest" or not is_integer(dtype)
+
+    def append(self, message: AxisArray) -> None:
+        """Have results read; waits where the device is too far behind."""
+        self._check()
+        if not is_mlx_array(message.data):
+            converted = self._conversion(message)
+            self._take(replace(converted, data=np.array(converted.data)))
+            return
+        from ..stream.readback import begin_reading
+
+        # Here, since only the thread that made an MLX array can begin to evaluate it.
+        unread = begin_reading(message.data, self._dtype, rounds=self._rounds)
+        # Without the data, whose memory the device can use again.
+        empty = replace(message, data=np.empty((0,) * message.data.ndim))
+        self._put(lambda: self._behind.take(replace(empty, data=unread.read())), unread.nbytes)
+
+    def _take(self, message: AxisArray) -> None:
+        self._put(lambda: self._behind.take(message), message.data.nbytes)
+
+    def checkpoint(self, state: bytes) -> None:
+        """Have a state kept, once all results so far are."""
+        self._put(lambda: self._behind.checkpoint(state))

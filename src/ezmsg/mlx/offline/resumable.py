@@ -44,20 +44,26 @@ class _ResumableStep:
 
 
 class ResumableChain:
-    """Steps in a row, with their states."""
+    """Steps in a row, with their states.
 
-    def __init__(self, steps: list[Step]) -> None:
+    Args:
+        steps: All of them.
+        leaves_last: Whether the last one, which has no state, is left to the caller.
+    """
+
+    def __init__(self, steps: list[Step], leaves_last: bool = False) -> None:
         givers = ["the source", *(checkpoint.description(step).partition("(")[0] for step in steps)]
         self.steps = [_ResumableStep(step, giver) for step, giver in zip(steps, givers, strict=False)]
-        self._last_giver = givers[-1]
+        self._run = self.steps[:-1] if leaves_last else self.steps
+        self._last_giver = givers[len(self._run)]
 
     def process(self, message: AxisArray) -> Iterator[AxisArray]:
         """The results of the next message."""
-        return self._checked(run_steps(self.steps, message))
+        return self._checked(run_steps(self._run, message))
 
     def flush(self) -> Iterator[AxisArray]:
         """The rest, once there are no more messages."""
-        return self._checked(flush_steps(self.steps))
+        return self._checked(flush_steps(self._run))
 
     def _checked(self, results: Iterator[AxisArray]) -> Iterator[AxisArray]:
         for result in results:

@@ -1,5 +1,6 @@
 """A chain over a recording, one sample after the other, in this process."""
 
+import contextlib
 import math
 import typing
 from collections.abc import Callable
@@ -8,11 +9,14 @@ from dataclasses import dataclass
 import ezmsg.core as ez
 from ezmsg.baseproc import resolve_stream_dim
 
+from ..asarray import AsArrayTransformer
+from ..chain import BaseChainTransformer
 from ..rechunk import RechunkSettings, RechunkTransformer
+from ..stream.device import uses_gpu
 from ..stream.steps import Chain, Step, steps_of
 from . import checkpoint
 from .contracts import RecordingSource, ResultSink
-from .overlap import WriteBehind, read_ahead
+from .overlap import ReadBehind, WriteBehind, read_ahead
 from .progress import Report
 from .resumable import ResumableChain
 
@@ -47,15 +51,21 @@ def process_in_order(
     """See :func:`ezmsg.mlx.process_recording`; *report* is called after each chunk."""
     every = float(checkpoint_seconds) * float(source.sampling_rate)
     steps = chain_of(chain_factory, rechunk)
-    chain = ResumableChain(steps)
     recipe = recipe_of(source, steps)
+    conversion = _left_conversion(steps)
+    chain = ResumableChain(steps, leaves_last=conversion is steps[-1])
     try:
         opened = sink.open(recipe, f"{recipe}\n{checkpoint.environment()}")
         if opened.is_complete:
             ez.logger.info(f"Results are there already: {source.identity}")
             return ProcessedRecording(source.n_samples, source.n_samples)
         first = done = saved_at = _resumed(chain, sink, opened.checkpoint, source.identity)
-        with WriteBehind(sink) as behind, read_ahead(source.read(first)) as messages:
+        with contextlib.ExitStack() as stack:
+            behind: WriteBehind | ReadBehind
+            behind = writing = stack.enter_context(WriteBehind(sink))
+            if conversion is not None:
+                behind = stack.enter_context(ReadBehind(writing, conversion))
+            messages = stack.enter_context(read_ahead(source.read(first)))
             for message in messages:
                 for result in chain.process(message):
                     behind.append(result)
@@ -80,6 +90,27 @@ def process_in_order(
         return ProcessedRecording(source.n_samples, first)
     finally:
         sink.close()
+
+
+def _left_conversion(steps: list[Step]) -> AsArrayTransformer | None:
+    """The conversion of results to NumPy, if they come from a GPU and can be read in another thread.
+
+    It is the last step, or the last stage of the last step, which leaves it to the caller from now on.
+    """
+    last = steps[-1]
+    found = list(last.stages.values())[-1] if isinstance(last, BaseChainTransformer) else last
+    if not (ReadBehind.takes_over(found) and _has_gpu()):
+        return None
+    if isinstance(last, BaseChainTransformer) and not last.leave_last():
+        return None
+    return typing.cast(AsArrayTransformer, found)
+
+
+def _has_gpu() -> bool:
+    try:
+        return uses_gpu()
+    except ImportError:  # a chain without MLX, where it is not installed
+        return False
 
 
 def _resumed(chain: ResumableChain, sink: ResultSink, saved: bytes | None, recording: str) -> int:

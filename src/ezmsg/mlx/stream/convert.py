@@ -184,7 +184,7 @@ def mlx_to_mlx(data: mx.array, dtype: str, *, rounds: bool = False) -> tuple[mx.
     import mlx.core as mx
 
     final = "float32" if dtype == "float64" and uses_gpu() else dtype
-    _refuse_real(data, dtype)
+    refuse_real(data, dtype)
     if rounds and is_integer(dtype):
         return _started(mlx_to_integers(data, dtype)), ""
     # Only MLX's CPU device knows float64, and casts from it.
@@ -238,7 +238,7 @@ def mlx_to_numpy(data: mx.array, dtype: str | None = None, *, rounds: bool = Fal
     import mlx.core as mx
 
     if dtype is not None:
-        _refuse_real(data, dtype)
+        refuse_real(data, dtype)
     if data.dtype == mx.bfloat16:
         data = data.astype(mx.float32)
     if rounds and dtype is not None and is_integer(dtype):
@@ -246,7 +246,8 @@ def mlx_to_numpy(data: mx.array, dtype: str | None = None, *, rounds: bool = Fal
     return np.array(data, dtype=dtype)
 
 
-def _refuse_real(data: mx.array, dtype: str) -> None:
+def refuse_real(data: mx.array, dtype: str) -> None:
+    """TypeError where a real *dtype* would lose the imaginary part of *data*."""
     # Also cdouble and clongdouble; no real dtype of either backend starts with a c.
     if "complex" in str(data.dtype) and not dtype.startswith("c"):
         raise TypeError(
