@@ -29,7 +29,7 @@ from pathlib import Path
 
 from support import checked_options as checked
 from support import offline_features
-from support.interrupts import Interrupts, hidden_from_children
+from support.interrupts import hidden_from_children
 from support.offline_features import Job, Outcome
 
 import ezmsg.core as ez
@@ -38,6 +38,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from ezmsg.mlx import SimulatedAcquisitionSettings
+from ezmsg.mlx.command.interrupts import Interrupts
 from ezmsg.mlx.offline.extra import import_extra
 
 if typing.TYPE_CHECKING:

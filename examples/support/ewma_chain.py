@@ -30,10 +30,10 @@ from ezmsg.mlx import (
     cache_limit,
     memory_snapshot,
 )
+from ezmsg.mlx.command.interrupts import Interrupts
 from ezmsg.mlx.memory.view import memory_table
 
 from . import checked_options as checked
-from .interrupts import Interrupts
 
 SECONDS_BETWEEN_LINES = 5.0
 SECONDS_BETWEEN_MEASURES = 0.1

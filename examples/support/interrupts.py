@@ -1,4 +1,4 @@
-"""Ctrl-C that is not lost."""
+"""Ctrl-C for several processes: who hears of it, and when all of them end."""
 
 import atexit
 import contextlib
@@ -11,34 +11,6 @@ import threading
 import time
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
-from types import FrameType
-
-
-class Interrupts:
-    """A context in which Ctrl-C raises KeyboardInterrupt, and :meth:`check` raises it again if it was swallowed.
-
-    NumPy and MLX's bindings swallow whatever is raised while they call Python: in the example chain 1 KeyboardInterrupt
-    in 300. To be entered in the main thread.
-    """
-
-    def __init__(self) -> None:
-        self._asked = False
-
-    def __enter__(self) -> "Interrupts":
-        self._before = signal.signal(signal.SIGINT, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self._asked = True
-        raise KeyboardInterrupt
-
-    def check(self) -> None:
-        """To be called now and then; does nothing in another thread than the main one."""
-        if self._asked and threading.current_thread() is threading.main_thread():
-            raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

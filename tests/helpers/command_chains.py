@@ -1,5 +1,6 @@
 """Chains for ``ezmsg-mlx process``, as users have them in modules of their own."""
 
+import threading
 from collections.abc import Callable
 
 from ezmsg.util.messages.axisarray import AxisArray
@@ -25,6 +26,20 @@ def make_interrupted() -> Callable[[AxisArray], AxisArray]:
         return message
 
     return interrupt
+
+
+def make_endless() -> Callable[[AxisArray], AxisArray]:
+    """Does not come to an end with the second message."""
+    n_messages = 0
+
+    def wait(message: AxisArray) -> AxisArray:
+        nonlocal n_messages
+        n_messages += 1
+        if n_messages > 1:
+            threading.Event().wait()
+        return message
+
+    return wait
 
 
 def make_failing() -> Callable[[AxisArray], AxisArray]:

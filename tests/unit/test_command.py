@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from helpers import nwb_files
 from helpers.processes import TESTS, TIME_LIMIT
+from helpers.scripts import Script
 
 pytest.importorskip("mlx.core")
 pytest.importorskip("pynwb")
@@ -129,6 +131,62 @@ def test_ctrl_c_leaves_nothing_under_a_final_name(run, recordings, tmp_path, mon
     assert (lines[-1]["finished"], lines[-1]["left"], lines[-1]["status"]) == (0, 2, 130)
     assert not list((tmp_path / "out").glob("*.zarr"))
     assert run(*CHAIN)[0] == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ctrl_c_on_a_terminal_ends_all_processes_and_leaves_what_to_go_on_with(workers, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]))
+    np.zeros((3000, 2), np.int16).tofile(tmp_path / "noise.bin")
+    layout = ["sampling_rate=1000", "n_channels=2", "chunk_mb=0.002"]
+    how = ["--format", "rawbinary", *(text for each in layout for text in ("--source", each))]
+    # The pieces are longer than what they are read in.
+    pieces = ["--workers", str(workers), "--margin", "0", "--checkpoint", "1.5"]
+    chain = ["--chain", "helpers.command_chains:make_endless"]
+    there = ["process", str(tmp_path / "noise.bin"), "--output", str(tmp_path / "out")]
+    script = Script("-m", "ezmsg.mlx.command", *there, *how, *chain, *pieces)
+    script.read_until('"event": "progress"')
+    os.killpg(script.pid, signal.SIGINT)  # as a terminal does
+    code, out, err = script.finish()
+    assert (code, err) == (130, "")
+    ended = json.loads(out.splitlines()[-1])
+    assert (ended["event"], ended["finished"], ended["left"], ended["status"]) == ("ended", 0, 1, 130)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["noise.zarr.partial"]
+    script.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(["--help"], ["--version"], ["process", "--help"], ["process", "--list-chains"], ["info", "--formats"]),
+        *(["show", "--help"], ["selftest", "--help"], ["memory", "--help"], ["process", "RECORDINGS"]),
+    ],
+    ids=" ".join,
+)
+def test_the_end_of_who_reads_the_output_ends_the_command_without_a_word(
+    given, recordings, tmp_path, monkeypatch, capfd
+):
+    if given[-1] == "RECORDINGS":
+        given = ["process", str(recordings), "--output", str(tmp_path), *CHAIN]
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as broken:
+        monkeypatch.setattr(sys, "stdout", broken)
+        assert command.main(given) == 141
+        broken.write("what Python writes at the end of a process")
+    monkeypatch.undo()
+    assert capfd.readouterr() == ("", "")
+    assert not list(tmp_path.glob("*.zarr"))
+
+
+def test_a_pipe_that_breaks_is_a_status_of_a_process_and_nothing_else():
+    reading, writing = os.pipe()
+    os.close(reading)
+    code = "import sys; from ezmsg.mlx.command import main; sys.exit(main(['--help']))"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    line = [sys.executable, "-c", code]
+    ended = subprocess.run(line, env=environment, stdout=writing, stderr=subprocess.PIPE, timeout=TIME_LIMIT)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (141, b"")
 
 
 def small_messages(opened):

@@ -1,10 +1,7 @@
-"""Ctrl-C that is not lost."""
+"""Ctrl-C that is not lost, for the command and for scripts that run chains."""
 
-import contextlib
 import signal
 import threading
-from collections.abc import Iterator
-from multiprocessing import resource_tracker
 from types import FrameType
 
 
@@ -36,15 +33,3 @@ class Interrupts:
         """To be called now and then; does nothing in another thread than the main one."""
         if self._asked and threading.current_thread() is threading.main_thread():
             raise KeyboardInterrupt
-
-
-@contextlib.contextmanager
-def hidden_from_children() -> Iterator[None]:
-    """A context in which Ctrl-C is blocked in the calling thread, and so in threads and processes that it starts."""
-    # Python's resource tracker lets the signal through again when it starts, so it starts first.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

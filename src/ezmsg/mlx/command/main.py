@@ -1,11 +1,13 @@
 """The entry point: which subcommand is meant."""
 
 import argparse
+import contextlib
 import importlib
+import os
 import sys
 from importlib import metadata
 
-from .usage import INTERRUPTED, USAGE
+from .usage import BROKEN_PIPE, INTERRUPTED, USAGE
 
 COMMANDS = {
     "process": "run a chain over recordings, into Zarr groups",
@@ -23,11 +25,39 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command with *arguments*, by default those of the process.
 
     Returns:
-        The exit status: 0 done, 1 something failed, 2 a package is missing, 130 interrupted.
+        The exit status: 0 done, 1 something failed, 2 a package is missing, 130 interrupted, 141 nobody reads the
+        output any more.
 
     Raises:
         SystemExit: With status 0 after ``--help`` or ``--version``, with 2 after wrong usage.
     """
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            # Here, since an error at the end of the process could not be caught.
+            if sys.stdout is not None and not sys.stdout.closed:
+                sys.stdout.flush()
+    except BrokenPipeError:
+        _write_nowhere()
+        return BROKEN_PIPE
+
+
+def _write_nowhere() -> None:
+    """Send what stdout and stderr still hold to nobody: Python writes it when the process ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            with contextlib.suppress(OSError):
+                os.dup2(nowhere, stream.fileno())
+        except (AttributeError, ValueError):  # there is none, or it is closed
+            continue
+    os.close(nowhere)
+
+
+def _run(arguments: list[str] | None) -> int:
     width = max(map(len, COMMANDS))
     parser = argparse.ArgumentParser(
         PROG,

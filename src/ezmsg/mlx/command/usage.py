@@ -4,6 +4,8 @@ DONE = 0
 SOME_FAILED = 1
 USAGE = 2
 INTERRUPTED = 130
+BROKEN_PIPE = 141
+"""What a shell makes of a program that SIGPIPE has ended."""
 
 
 class UsageError(Exception):
