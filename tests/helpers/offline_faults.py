@@ -4,6 +4,7 @@ import errno
 import multiprocessing
 import os
 import signal
+import time
 from pathlib import Path
 
 import ezmsg.core as ez
@@ -74,7 +75,37 @@ class DeadlySink(ZarrSink):
 class Endless:
     """A task that only reports."""
 
-    def run(self, report):
-        """Does not return."""
+    n_samples = 2
+
+    def steps(self):
+        """Does not end."""
         while True:
-            report(1, 2)
+            yield 1
+
+
+class Marking:
+    """A task that makes a file."""
+
+    n_samples = 1000
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def steps(self):
+        """Returns the process that did it."""
+        yield 0
+        self.file.touch()
+        return os.getpid()
+
+
+class WaitingForAnother(Marking):
+    """A task that goes on until there is a file."""
+
+    def steps(self):
+        """Returns the process that did it."""
+        deadline = time.monotonic() + 240.0
+        while not self.file.exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError("Nobody has made the file.")
+            yield 1
+        return os.getpid()

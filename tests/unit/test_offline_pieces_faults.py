@@ -9,10 +9,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from helpers.offline_faults import DeadlySink, DeadlySource, Endless, deadly_chain
+from helpers.offline_faults import DeadlySink, DeadlySource, Endless, Marking, WaitingForAnother, deadly_chain
 from helpers.processes import RecordedLog
 
 from ezmsg.mlx import RechunkSettings, process_recording
+from ezmsg.mlx.offline import process as offline_process
 from ezmsg.mlx.offline import processes
 from ezmsg.mlx.offline.processes import ProcessCrew
 
@@ -66,6 +67,7 @@ def assert_same(path, expected):
 def test_workers_killed_in_each_phase_cost_their_piece_and_no_bit(tmp_path, path, expected, executor, monkeypatch):
     # The last piece kills two workers, which is one too many.
     monkeypatch.setattr(processes, "RETRIES", 1)
+    monkeypatch.setattr(offline_process, "ProcessCrew", functools.partial(ProcessCrew, works_itself=False))
     with RecordedLog() as log, pytest.raises(RuntimeError, match=r"died 2 times at the same place \(exit status -9\)"):
         process(tmp_path, path, 1, deadly=tmp_path)
     markers = ["computing-1", "reading-1", "writing-1", "writing-2"]
@@ -76,7 +78,7 @@ def test_workers_killed_in_each_phase_cost_their_piece_and_no_bit(tmp_path, path
 
 
 def test_workers_end_with_the_run_and_when_nobody_waits_for_them():
-    crew = ProcessCrew(2)
+    crew = ProcessCrew(2, works_itself=False)
     try:
         for number in range(2):
             crew.submit(number, Endless())
@@ -91,6 +93,30 @@ def test_workers_end_with_the_run_and_when_nobody_waits_for_them():
     finally:
         crew.close()
     assert other.exitcode == 128 + signal.SIGTERM
+
+
+def test_this_process_works_too_and_hears_the_others_meanwhile(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "SECONDS_TO_START", 0.0)
+    crew = ProcessCrew(2)
+    try:
+        crew.submit(0, WaitingForAnother(tmp_path / "other"))
+        crew.submit(1, Marking(tmp_path / "other"))
+        finished = {}
+        while len(finished) < 2:
+            # The first is done here, and ends when the second is done elsewhere.
+            finished |= {event.number: event.outcome for event in crew.wait() if event.is_finished}
+    finally:
+        crew.close()
+    assert finished[0] == os.getpid() != finished[1]
+
+
+def test_no_process_is_started_that_does_not_pay_and_bits_do_not_follow_from_the_number(path, expected, monkeypatch):
+    def started():
+        raise AssertionError("A process was started.")
+
+    monkeypatch.setattr(processes, "_Worker", started)
+    assert process(path.parent, path, 8).n_pieces == 4
+    assert_same(path, expected)
 
 
 def test_a_full_disk_is_an_error_and_the_next_run_goes_on(tmp_path, path, expected, executor):

@@ -1,16 +1,37 @@
 """Workers that take tasks, whatever they are: processes of this machine, or an executor of somebody else's."""
 
 import concurrent.futures
+import contextlib
 import typing
+from collections.abc import Callable, Generator
 
-from .progress import Report
+_Outcome = typing.TypeVar("_Outcome")
 
 
 class Task(typing.Protocol):
     """Something to do on a worker. It is pickled."""
 
-    def run(self, report: Report) -> object:
-        """Do it. Called again, on another worker, if the first has died."""
+    @property
+    def n_samples(self) -> int:
+        """How much there is to do."""
+
+    def steps(self) -> Generator[int, None, object]:
+        """Do it, step by step: yields how many samples are done, returns the outcome.
+
+        Called again, on another worker, if the first has died.
+        """
+
+
+def run_through(steps: Generator[int, None, _Outcome], report: Callable[[int], object] | None = None) -> _Outcome:
+    """Take all steps, and tell *report* after each how many samples are done; what they return."""
+    with contextlib.closing(steps):
+        while True:
+            try:
+                done = next(steps)
+            except StopIteration as end:
+                return typing.cast(_Outcome, end.value)
+            if report is not None:
+                report(done)
 
 
 class Event(typing.NamedTuple):
@@ -37,8 +58,12 @@ class Crew(typing.Protocol):
     def submit(self, number: int, task: Task) -> None:
         """Have *task* done."""
 
-    def wait(self) -> list[Event]:
+    def wait(self, n_to_come: int = 0, may_be_more: bool = False) -> list[Event]:
         """What has happened since the last call, one event or more.
+
+        Args:
+            n_to_come: Samples of tasks that are known, but not submitted yet.
+            may_be_more: Whether there may be others that are not known.
 
         Raises:
             RuntimeError: There are no workers any more.
@@ -52,12 +77,9 @@ MOST_IN_FLIGHT = 1000
 """Tasks that an executor is given at a time, since it does not say how many workers it has."""
 
 
-def _ignore(done: int, total: int) -> None:
-    """An executor has no way back for reports."""
-
-
 def _run(task: Task) -> object:
-    return task.run(_ignore)
+    # An executor has no way back for reports.
+    return run_through(task.steps())
 
 
 class ExecutorCrew:
@@ -79,7 +101,7 @@ class ExecutorCrew:
         """See :class:`Crew`."""
         self._futures[self._executor.submit(_run, task)] = number
 
-    def wait(self) -> list[Event]:
+    def wait(self, n_to_come: int = 0, may_be_more: bool = False) -> list[Event]:
         """See :class:`Crew`."""
         finished, _ = concurrent.futures.wait(self._futures, return_when=concurrent.futures.FIRST_COMPLETED)
         events = []

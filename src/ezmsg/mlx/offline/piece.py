@@ -1,7 +1,7 @@
 """What a worker does: a piece of a recording, or a whole one."""
 
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,6 @@ from ..stream.steps import Chain, Output, Step, flush_steps, run_steps
 from . import checkpoint
 from .contracts import PieceSink, RecordingSource, ResultSink
 from .plan import Piece, begin_at, unspoken
-from .progress import Report
 from .resumable import check_type
 from .seams import MOST_ROWS, SeamKeeper, n_compared
 from .sequential import ProcessedRecording, chain_of, process_in_order
@@ -33,11 +32,14 @@ class WholeTask:
     rechunk: RechunkSettings | None
     checkpoint_seconds: float
 
-    def run(self, report: Report) -> ProcessedRecording:
-        """Process it; *report* is called after each chunk with the samples that are done, and those of all."""
-        return process_in_order(
-            self.source, self.chain_factory, self.sink, self.rechunk, self.checkpoint_seconds, report
-        )
+    @property
+    def n_samples(self) -> int:
+        """Length of the recording."""
+        return self.source.n_samples
+
+    def steps(self) -> Generator[int, None, ProcessedRecording]:
+        """Process it; yields the samples that are done."""
+        return process_in_order(self.source, self.chain_factory, self.sink, self.rechunk, self.checkpoint_seconds)
 
 
 class PieceDone(typing.NamedTuple):
@@ -60,8 +62,13 @@ class PieceTask:
     rechunk: RechunkSettings | None
     piece: Piece
 
-    def run(self, report: Report) -> PieceDone:
-        """Process it; *report* is called after each chunk with the samples of the piece that are done, and all of them.
+    @property
+    def n_samples(self) -> int:
+        """Length of the piece."""
+        return self.piece.end - self.piece.begin
+
+    def steps(self) -> Generator[int, None, PieceDone]:
+        """Process it; yields the samples of the piece that are done.
 
         Raises:
             ValueError: The source gives other samples than it announced; a step gives another number of results than it
@@ -71,13 +78,13 @@ class PieceTask:
             seams = self.sink.open()
             if seams is not None:
                 return PieceDone(True, seams)
-            seams = self._process(report)
+            seams = yield from self._process()
             self.sink.commit(seams)
             return PieceDone(False, seams)
         finally:
             self.sink.close()
 
-    def _process(self, report: Report) -> bytes:
+    def _process(self) -> Generator[int, None, bytes]:
         piece = self.piece
         steps = chain_of(self.chain_factory, self.rechunk)
         made = [each for step in unspoken(steps) for each in checkpoint.as_made(step)]
@@ -91,8 +98,10 @@ class PieceTask:
                 _check_finite(message, self.source.identity)
             for result in run_steps(checked, message):
                 keeper.take(result)
+                # Here, too, so that other workers do not wait for all of a long message.
+                yield max(done - piece.begin, 0)
             done += _length(message)
-            report(max(done - piece.begin, 0), piece.end - piece.begin)
+            yield max(done - piece.begin, 0)
         for result in flush_steps(checked):
             keeper.take(result)
         try:

@@ -14,6 +14,15 @@ from . import checkpoint
 LEAST_MARGINS = 4
 """Length of a piece in margins, at least: what is computed twice is a quarter of the whole or less."""
 
+PIECES = 16
+"""Pieces of a recording, at least, if they are long enough: so many that workers finish at about the same time."""
+
+LONG_ENOUGH = 4.0
+"""Seconds of a piece for which to begin and to finish it costs little."""
+
+MARGINS_LONG_ENOUGH = 16
+"""Length of a piece in margins for which the margin costs little."""
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -72,7 +81,8 @@ def plan_pieces(
         n_samples: Length of the recording.
         sampling_rate: Samples a second.
         steps: The chain, as it was made.
-        seconds: Length of a piece, unless :data:`LEAST_MARGINS` margins are longer.
+        seconds: Length of a piece, unless :data:`LEAST_MARGINS` margins are longer; a shorter recording has shorter
+            ones, so that there are :data:`PIECES`. With infinity there is one piece.
         margin: In seconds; None: as long as the steps say.
         tolerance: For what they say.
         multiple: Pieces begin at multiples of so many samples.
@@ -85,7 +95,7 @@ def plan_pieces(
     if margin is None:
         margin = chain_settling_time(steps, tolerance, gain)
     least = max(math.ceil(margin / gain) * LEAST_MARGINS, 1)
-    wanted = n_samples if math.isinf(seconds) else max(round(seconds / gain), least)
+    wanted = n_samples if math.isinf(seconds) else max(round(_length(n_samples * gain, margin, seconds) / gain), least)
     length = min(-(-wanted // multiple) * multiple, -(-n_samples // multiple) * multiple)
     grids = list(grids_of(steps, gain))
     pieces = []
@@ -95,6 +105,11 @@ def plan_pieces(
         results = [results_after(grids, sample) for sample in (begin, end)]
         pieces.append(Piece(number, start, begin, end, first_result, *results))
     return Plan(margin, length, tuple(pieces))
+
+
+def _length(recording: float, margin: float, most: float) -> float:
+    """Seconds of a piece, *most* at most. Not by the number of workers, on which no bit of the results may depend."""
+    return min(max(recording / PIECES, LONG_ENOUGH, MARGINS_LONG_ENOUGH * margin), most)
 
 
 def chain_settling_time(steps: Sequence[Step], tolerance: float, gain: float) -> float:

@@ -16,7 +16,7 @@ from ..rechunk import RechunkSettings
 from ..stream.checks import check_count, check_number
 from ..stream.steps import Chain
 from .contracts import RecordingSource, ResultSink
-from .crew import Crew, ExecutorCrew
+from .crew import Crew, ExecutorCrew, run_through
 from .processes import ProcessCrew
 from .progress import Report, reporting
 from .recordings import Options, Recordings, Told, process_in_pieces
@@ -92,7 +92,8 @@ def process_recording(
         raise ValueError(f"{source.identity} has no samples.")
     with reporting(progress, source.identity, source.sampling_rate) as report:
         if workers is None:
-            return process_in_order(source, chain_factory, sink, rechunk, checkpoint_seconds, report)
+            steps = process_in_order(source, chain_factory, sink, rechunk, checkpoint_seconds)
+            return run_through(steps, None if report is None else lambda done: report(done, source.n_samples))
         told = None if report is None else lambda number, done, total: report(done, total)
         ((_, outcome),) = process_in_pieces([(source, sink)], options, _crew_of(workers), told)
         if isinstance(outcome, Exception):
@@ -120,10 +121,13 @@ def process_recordings(
         recordings: Sources and sinks, in pairs. Taken one by one, as workers come to them.
         chain_factory: As for :func:`process_recording`; for *workers* a function of a module.
         rechunk: As for :func:`process_recording`.
-        checkpoint_seconds: As for :func:`process_recording`; the length of a piece, or four margins if they are longer.
+        checkpoint_seconds: As for :func:`process_recording`; the length of a piece at most, or four margins if they are
+            longer. A shorter recording is cut into 16 pieces, of 4 s and of 16 margins at least.
         progress: Called with the number of a recording, its samples that are done, and all its samples.
-        workers: A number of processes on this machine, which are spawned; or an executor, for example that of a Dask
-            cluster (``client.get_executor(pure=False)``). None: in this process, one recording after the other.
+        workers: A number of processes on this machine, this one included: the others are spawned when there is enough
+            to do for them, and the iterator is to be used in one thread. Or an executor, for example that of a Dask
+            cluster (``client.get_executor(pure=False)``). None: in this process, one recording after the other, with
+            threads that read and write.
         margin: Seconds that a piece begins earlier, so that filters and averages have settled. None: it follows from
             the chain. ``"exact"``: recordings are not cut, and results are those of one run to the last bit.
         tolerance: What results may differ from those of one run, as a share of the largest.

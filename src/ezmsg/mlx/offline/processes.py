@@ -1,4 +1,8 @@
-"""Processes of this machine as workers."""
+"""Processes of this machine as workers, this one included.
+
+This one works, too, since it has imported and compiled everything already, and others are started when they pay: a
+process takes seconds to import and to compile what a chain needs.
+"""
 
 import multiprocessing
 import pickle
@@ -7,18 +11,35 @@ import sys
 import time
 import typing
 from collections import deque
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 import ezmsg.core as ez
 
-from .crew import Event, Task
+from .crew import Event, Task, run_through
+from .ownwork import SECONDS_BETWEEN_EVENTS, OwnWork
 
 RETRIES = 2
 """How often a task is begun again whose worker has died."""
 
-_SECONDS_BETWEEN_REPORTS = 0.1
+SECONDS_TO_START = 2.0
+"""How long a process imports before it begins with its first task."""
+
+LEAST_GAIN = 2.0
+"""Another process is started where those that run would be busy for so many times as long as it takes to start."""
+
 _SECONDS_TO_END = 5.0
+
+
+@dataclass
+class _Given:
+    """A task that is not finished."""
+
+    pickled: bytes
+    n_samples: int
+    n_begun: int = 0
+    """How often a worker other than this process has begun it."""
 
 
 class _Worker:
@@ -41,17 +62,23 @@ class _Worker:
 
 
 class ProcessCrew:
-    """Processes that are spawned when there is something to do, and end with this object or with this process.
+    """This process, and others that are spawned when there is enough to do, and end with this object or this process.
+
+    This one works step by step, in :meth:`wait`, and looks after the others in between. It leaves a task alone at which
+    another has died.
 
     Args:
-        n_workers: How many.
+        n_workers: How many, this process included.
+        works_itself: Whether this process works. If not, the others are spawned when there is anything to do.
     """
 
-    def __init__(self, n_workers: int) -> None:
+    def __init__(self, n_workers: int, works_itself: bool = True) -> None:
+        self._own = OwnWork() if works_itself else None
+        self._n_others = n_workers - 1 if works_itself else n_workers
         self._n_workers = n_workers
+        self._begun = time.monotonic()
         self._workers: dict[Connection, _Worker] = {}
-        self._tasks: dict[int, tuple[bytes, int]] = {}
-        """Each as it was pickled, and how often it was begun."""
+        self._tasks: dict[int, _Given] = {}
         self._waiting: deque[int] = deque()
 
     def has_room(self) -> bool:
@@ -71,51 +98,83 @@ class ProcessCrew:
                 f"Source, sink and chain_factory are sent to other processes, and one of them cannot be pickled "
                 f"({error}); allowed is a chain_factory that is a function of a module, or a partial of one."
             ) from error
-        self._tasks[number] = pickled, 0
+        self._tasks[number] = _Given(pickled, task.n_samples)
         self._waiting.append(number)
-        self._hand_out()
 
-    def _hand_out(self) -> None:
-        """Give tasks that wait to workers that have none."""
+    def _hand_out(self, n_to_come: int, may_be_more: bool) -> None:
+        """Give tasks that wait to workers that have none, this process first."""
+        if self._own is not None and self._own.number is None:
+            # What another has died of is not tried here, unless there are no others.
+            mine = (number for number in self._waiting if not self._tasks[number].n_begun or not self._n_others)
+            if (number := next(mine, None)) is not None:
+                self._waiting.remove(number)
+                self._own.begin(number, pickle.loads(self._tasks[number].pickled))
         while self._waiting:
             free = [worker for worker in self._workers.values() if worker.number is None]
             if free:
                 worker = free[0]
-            elif len(self._workers) < self._n_workers:
+            elif len(self._workers) < self._n_others and self._another_pays(n_to_come, may_be_more):
                 worker = _Worker()
                 self._workers[worker.connection] = worker
             else:
                 return
             worker.number = self._waiting.popleft()
-            pickled, n_begun = self._tasks[worker.number]
-            self._tasks[worker.number] = pickled, n_begun + 1
+            given = self._tasks[worker.number]
+            given.n_begun += 1
             try:
-                worker.connection.send_bytes(pickled)
+                worker.connection.send_bytes(given.pickled)
             except OSError:
                 continue  # it has died, which wait() sees, too
 
-    def wait(self) -> list[Event]:
+    def _another_pays(self, n_to_come: int, may_be_more: bool) -> bool:
+        """Whether another process would be ready long before those that run have done what is left."""
+        if self._own is None or self._own.number is None:
+            return True
+        least = LEAST_GAIN * (SECONDS_TO_START + self._own.seconds_of_first)
+        if may_be_more and time.monotonic() - self._begun > least:
+            # As long as there has been something to do, there may be.
+            return True
+        seconds = self._own.seconds_a_sample
+        if seconds is None:
+            return False
+        n_left = n_to_come + sum(self._tasks[number].n_samples for number in self._waiting)
+        return seconds * n_left > least * (1 + len(self._workers))
+
+    def wait(self, n_to_come: int = 0, may_be_more: bool = False) -> list[Event]:
         """See :class:`~.crew.Crew`."""
         events: list[Event] = []
         while not events:
-            for connection in wait(list(self._workers)):
-                worker = self._workers[typing.cast(Connection, connection)]
-                try:
-                    kind, value = worker.connection.recv()
-                except (EOFError, OSError):
-                    events += self._buried(worker)
-                    continue
-                if kind == "ready":
-                    worker.is_ready = True
-                    continue
-                number = typing.cast(int, worker.number)
-                if kind == "done so far":
-                    events.append(Event(number, done=value))
-                    continue
-                worker.number = None
-                del self._tasks[number]
-                events.append(Event(number, is_finished=True, outcome=value))
-            self._hand_out()
+            self._hand_out(n_to_come, may_be_more)
+            if self._own is not None and self._own.number is not None:
+                if (event := self._own.step()) is not None:
+                    events.append(event)
+                events += self._heard(0.0)
+            else:
+                events += self._heard(None)
+            for event in events:
+                if event.is_finished:
+                    self._tasks.pop(event.number, None)
+        return events
+
+    def _heard(self, timeout: float | None) -> list[Event]:
+        """What the other processes tell, once one of them does."""
+        events: list[Event] = []
+        for connection in wait(list(self._workers), timeout) if self._workers else ():
+            worker = self._workers[typing.cast(Connection, connection)]
+            try:
+                kind, value = worker.connection.recv()
+            except (EOFError, OSError):
+                events += self._buried(worker)
+                continue
+            if kind == "ready":
+                worker.is_ready = True
+                continue
+            number = typing.cast(int, worker.number)
+            if kind == "done so far":
+                events.append(Event(number, done=value))
+                continue
+            worker.number = None
+            events.append(Event(number, is_finished=True, outcome=value))
         return events
 
     def _buried(self, worker: _Worker) -> list[Event]:
@@ -132,9 +191,8 @@ class ProcessCrew:
         number = worker.number
         if number is None:
             return []
-        n_begun = self._tasks[number][1]
+        n_begun = self._tasks[number].n_begun
         if n_begun > RETRIES:
-            del self._tasks[number]
             error = RuntimeError(f"A worker died {n_begun} times at the same place (exit status {code}).")
             return [Event(number, is_finished=True, outcome=error)]
         ez.logger.warning(f"A worker died (exit status {code}); another one begins its piece again.")
@@ -143,6 +201,8 @@ class ProcessCrew:
 
     def close(self) -> None:
         """See :class:`~.crew.Crew`."""
+        if self._own is not None:
+            self._own.close()
         for worker in self._workers.values():
             # One that waits for a task ends by itself, and the others are not to go on.
             worker.connection.close()
@@ -165,9 +225,9 @@ def _work(connection: Connection) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     last = 0.0
 
-    def report(done: int, total: int) -> None:
+    def report(done: int) -> None:
         nonlocal last
-        if time.monotonic() >= last + _SECONDS_BETWEEN_REPORTS:
+        if time.monotonic() >= last + SECONDS_BETWEEN_EVENTS:
             last = time.monotonic()
             # An error here says that nobody waits for the results any more.
             connection.send(("done so far", done))
@@ -178,7 +238,7 @@ def _work(connection: Connection) -> None:
             outcome: object
             pickled = connection.recv_bytes()
             try:
-                outcome = pickle.loads(pickled).run(report)
+                outcome = run_through(pickle.loads(pickled).steps(), report)
             except BrokenPipeError:
                 return
             except Exception as error:

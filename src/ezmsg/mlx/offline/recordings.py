@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import operator
 import typing
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -79,7 +80,7 @@ def process_in_pieces(
 ) -> Iterator[tuple[int, ProcessedRecording | Exception]]:
     """Process recordings on the workers of *crew*, which is closed at the end."""
     queue = _Queue(options, told)
-    rest = enumerate(recordings)
+    numbers, rest, may_be_more = itertools.count(), iter(recordings), True
     try:
         while True:
             while crew.has_room():
@@ -87,14 +88,16 @@ def process_in_pieces(
                     crew.submit(*queue.tasks.popleft())
                     continue
                 if (pair := next(rest, None)) is None:
+                    may_be_more = False
                     break
-                number, (source, sink) = pair
-                outcome = queue.open(number, source, sink)
+                number = next(numbers)
+                outcome = queue.open(number, *pair)
                 if outcome is not None:
                     yield number, outcome
             if not queue.in_flight:
                 return
-            for event in crew.wait():
+            n_to_come = sum(task.n_samples for _, task in queue.tasks)
+            for event in crew.wait(n_to_come, may_be_more and operator.length_hint(rest, 1) > 0):
                 finished = queue.take(event)
                 if finished is not None:
                     yield finished

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 import ezmsg.core as ez
@@ -17,7 +17,6 @@ from ..stream.steps import Chain, Step, steps_of
 from . import checkpoint
 from .contracts import RecordingSource, ResultSink
 from .overlap import ReadBehind, WriteBehind, read_ahead
-from .progress import Report
 from .resumable import ResumableChain
 
 
@@ -46,9 +45,8 @@ def process_in_order(
     sink: ResultSink,
     rechunk: RechunkSettings | None,
     checkpoint_seconds: float,
-    report: Report | None,
-) -> ProcessedRecording:
-    """See :func:`ezmsg.mlx.process_recording`; *report* is called after each chunk."""
+) -> Generator[int, None, ProcessedRecording]:
+    """See :func:`ezmsg.mlx.process_recording`; after each chunk it yields the number of samples that are done."""
     every = float(checkpoint_seconds) * float(source.sampling_rate)
     steps = chain_of(chain_factory, rechunk)
     recipe = recipe_of(source, steps)
@@ -70,8 +68,7 @@ def process_in_order(
                 for result in chain.process(message):
                     behind.append(result)
                 done += message.data.shape[message.get_axis_idx(resolve_stream_dim(message))]
-                if report is not None:
-                    report(done, source.n_samples)
+                yield done
                 if done - saved_at >= every and done < source.n_samples:
                     saved_at = done
                     try:
