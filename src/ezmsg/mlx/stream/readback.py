@@ -10,9 +10,7 @@ device writes each result once over the bus, and the host reads it at the speed 
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -26,9 +24,6 @@ from .integers import is_integer, mlx_to_integers, numpy_to_integers
 
 _PADDING = 4 * PAGE
 """Bytes behind a result. MLX's cache takes a buffer for what needs up to two pages less."""
-
-_MOST_SHAPES = 4
-"""Shapes of results whose conversion to integers is compiled: MLX keeps each for good."""
 
 
 class Unread(NamedTuple):
@@ -74,41 +69,19 @@ def begin_reading(data: mx.array, dtype: str | None = None, *, rounds: bool = Fa
     """
     if dtype is not None:
         refuse_real(data, dtype)
-    shape = tuple(data.shape)
     integer = dtype if rounds and dtype in MLX_DTYPES and is_integer(dtype) else None
-    laid_out = _laid_out(integer, shape)(data)
+    laid_out = _laid_out(data, integer)
     mx.async_eval(laid_out)
-    return Unread(laid_out, shape, dtype, rounds)
+    return Unread(laid_out, tuple(data.shape), dtype, rounds)
 
 
-_compiled_shapes: set[tuple[int, ...]] = set()
-
-
-def _laid_out(integer: str | None, shape: tuple[int, ...]) -> Callable[[mx.array], mx.array]:
-    """What lays a result of this *shape* out in a row, as integers of this type; None: as it is."""
-    if integer is None:
-        return _plain(None)
-    if shape not in _compiled_shapes and len(_compiled_shapes) >= _MOST_SHAPES:
-        return _plain(integer)
-    _compiled_shapes.add(shape)
-    return _compiled(integer)
-
-
-@functools.cache
-def _compiled(integer: str) -> Callable[[mx.array], mx.array]:
-    return mx.compile(_plain(integer))
-
-
-@functools.cache
-def _plain(integer: str | None) -> Callable[[mx.array], mx.array]:
-    pads = gpu_backend() == "cuda"
-
-    def lay_out(data: mx.array) -> mx.array:
-        if integer is not None:
-            data = mlx_to_integers(data, integer)
-        elif data.dtype == mx.bfloat16:
-            data = data.astype(mx.float32)
-        flat = data.reshape(-1)
-        return mx.concatenate([flat, mx.zeros(_PADDING // flat.itemsize, flat.dtype)]) if pads else flat
-
-    return lay_out
+def _laid_out(data: mx.array, integer: str | None) -> mx.array:
+    """The values of *data* in a row, as integers of this type; None: as they are."""
+    if integer is not None:
+        data = mlx_to_integers(data, integer)
+    elif data.dtype == mx.bfloat16:
+        data = data.astype(mx.float32)
+    flat = data.reshape(-1)
+    if gpu_backend() != "cuda":
+        return flat
+    return mx.concatenate([flat, mx.zeros(_PADDING // flat.itemsize, flat.dtype)])
