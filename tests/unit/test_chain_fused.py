@@ -234,6 +234,16 @@ def test_another_stream_and_the_old_one_again(way):
 # Compiled functions
 
 
+def test_a_dtype_that_changes_and_changes_back_goes_on_from_the_state_of_the_other(way):
+    stages = ["detrend", "bins", "log"]
+    of_each = [chains.stream([60] * 16, dtype) for dtype in ("int16", "float32")]
+    # Both are known after the first eight messages.
+    kinds = [0] * 4 + [1] * 4 + [0, 0, 1, 1, 0, 1, 0, 1]
+    messages = [of_each[kind][number] for number, kind in enumerate(kinds)]
+    chain = compare(chains.make(stages), chains.make(stages), messages, exact=way == "cpu")
+    assert len(runs_of(chain)) == 2
+
+
 def test_what_is_compiled_is_bounded(monkeypatch, request):
     request.addfinalizer(mx.enable_compile)
     run_as_on_a_gpu(monkeypatch)

@@ -100,7 +100,8 @@ class FusedRun(abc.ABC):
         # Settings are known by identity: they are frozen, and changed by being replaced. The hash is the one that
         # ezmsg-baseproc's stateful transformers keep of the messages that their state is for. It is private, and there
         # is no public way to ask; test_chain_fused.py notices when it goes.
-        self._known = [(stage, stage.settings, getattr(stage, "_hash", None)) for stage in transformers]
+        self._known = [(stage, stage.settings) for stage in transformers]
+        self._hashes = [(stage, stage._hash) for stage in transformers if hasattr(stage, "_hash")]
         # Those that there is something to work out for, with their number: whether they count, and change axes.
         self._active = [
             (number, stage, *does)
@@ -113,6 +114,8 @@ class FusedRun(abc.ABC):
         self._dtype = ends.exit.settings.dtype if ends.exit is not None else None
         self._rounds = ends.exit is not None and ends.exit.settings.rounding == "nearest"
         self._resident: Resident | None = None
+        self.before_load: Callable[[], None] = lambda: None
+        """Called before the state is taken over, for others that may have it."""
 
     def __call__(self, message: AxisArray) -> AxisArray | None:
         """The result of *message*, or None where the stages have to run it one by one.
@@ -154,7 +157,7 @@ class FusedRun(abc.ABC):
         """Whether the run was made for these transformers with the settings that they have now."""
         return len(transformers) == len(self._known) and all(
             transformer is known and known.settings is settings
-            for transformer, (known, settings, _) in zip(transformers, self._known, strict=False)
+            for transformer, (known, settings) in zip(transformers, self._known, strict=False)
         )
 
     def store(self) -> None:
@@ -175,13 +178,17 @@ class FusedRun(abc.ABC):
         return restore
 
     def _is_set_up(self) -> bool:
-        for transformer, settings, hash_ in self._known:
-            if transformer.settings is not settings or getattr(transformer, "_hash", None) != hash_:
+        for transformer, settings in self._known:
+            if transformer.settings is not settings:
+                return False
+        for stateful, hash_ in self._hashes:
+            if stateful._hash != hash_:
                 return False
         return True
 
     def _load(self) -> Resident | None:
         """Take the state over from the transformers, if it can be."""
+        self.before_load()
         loaded = []
         for stage in self.stages:
             if (state := stage.load()) is None:

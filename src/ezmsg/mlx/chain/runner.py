@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Mapping
 from typing import cast
 
@@ -36,6 +38,8 @@ class Runner:
         self._name, self._names, self._stages = name, list(stages), list(stages.values())
         self._lengths = lengths
         self._found: list[list[FusedRun | Alone]] = [[] for _ in self._stages]
+        # The run of all stages that took the last message, if there was one.
+        self._usual: FusedRun | None = None
         self._n_plans_left = MOST_PLANS if fuse else 0
         self._told: set[str] = set()
         self._undo: list[Callable[[], None]] = []
@@ -44,7 +48,14 @@ class Runner:
 
     def __call__(self, message: AxisArray) -> Output:
         """What the stages make of *message*."""
-        return self._whole(0, message)
+        usual = self._usual
+        if usual is not None:
+            # Nothing comes after it that could raise, so there is nothing to take back.
+            result = usual(message)
+            if result is not None:
+                return result
+            self._usual = None
+        return self._whole(0, message, tried=usual)
 
     def flush(self) -> list[AxisArray]:
         """What the stages still hold, each one's ``flush`` in order."""
@@ -64,6 +75,12 @@ class Runner:
                 if isinstance(run, FusedRun) and (number is None or run.first <= number < run.stop):
                     run.store()
 
+    def _store_others(self, run: FusedRun) -> None:
+        """Give back the state that *run* is to take over, where a run for messages of another kind has it."""
+        for other in itertools.chain.from_iterable(self._found):
+            if isinstance(other, FusedRun) and other is not run and other.first < run.stop and run.first < other.stop:
+                other.store()
+
     def describe(self) -> str:
         """The stages, a line each, and which of them have been fused."""
         width = max(map(len, self._names))
@@ -75,10 +92,10 @@ class Runner:
             lines.append(f"{number + 1:3}  {name:{width}}  {type(stage).__name__}: {how}")
         return "\n".join(lines)
 
-    def _whole(self, number: int, message: AxisArray) -> Output:
-        """The output from stage *number* on; if one raises, the state of all is as before."""
+    def _whole(self, number: int, message: AxisArray, tried: FusedRun | None = None) -> Output:
+        """The output from stage *number* on, without *tried*; if one raises, the state of all is as before."""
         try:
-            return self._run(number, message)
+            return self._run(number, message, tried)
         except BaseException:
             for undo in reversed(self._undo):
                 undo()
@@ -86,17 +103,19 @@ class Runner:
         finally:
             self._undo.clear()
 
-    def _run(self, number: int, message: AxisArray) -> Output:
+    def _run(self, number: int, message: AxisArray, tried: FusedRun | None = None) -> Output:
         n_stages = len(self._stages)
         while number < n_stages:
             stop = number + 1
             passed: list[Passed] | None = None
             for run in self._found[number]:
-                if isinstance(run, FusedRun):
+                if isinstance(run, FusedRun) and run is not tried:
                     undo = run.undo()
                     result = run(message)
                     if result is not None:
                         self._undo.append(undo)
+                        if number == 0 and run.stop == n_stages:
+                            self._usual = run
                         message, number = result, run.stop
                         break
             else:
@@ -141,6 +160,8 @@ class Runner:
     def _forget(self, number: int, run: FusedRun | Alone) -> None:
         if isinstance(run, FusedRun):
             run.store()
+        if run is self._usual:
+            self._usual = None
         self._found[number].remove(run)
 
     def _plan(self, passed: list[Passed]) -> None:
@@ -156,6 +177,7 @@ class Runner:
                 self._forget(run.first, old)
             found.insert(0, run)
             if isinstance(run, FusedRun):
+                run.before_load = functools.partial(self._store_others, run)
                 fused.append(" -> ".join(self._names[run.first : run.stop]))
         for names in fused:
             if names not in self._told:
