@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 
+import numcodecs
 import numpy as np
 import pytest
 from ezmsg.util.messages.axisarray import AxisArray
@@ -21,6 +22,7 @@ from ezmsg.mlx import (
     process_recording,
 )
 from ezmsg.mlx.offline import durable, zarrsink
+from ezmsg.mlx.offline.zarrchunks import ChunkFiles, checksum
 
 zarr = pytest.importorskip("zarr")
 pytest.importorskip("mlx.core")
@@ -250,7 +252,7 @@ def test_partial_results_of_other_settings_are_made_anew(tmp_path, monkeypatch, 
 
 def test_a_full_disk_leaves_the_partial_results_to_go_on_with(tmp_path, monkeypatch, expected):
     path = tmp_path / "results.zarr"
-    left, write = 6, zarr.Array.__setitem__
+    left, write = 5, ChunkFiles.write
 
     def write_until_full(*args):
         nonlocal left
@@ -260,7 +262,7 @@ def test_a_full_disk_leaves_the_partial_results_to_go_on_with(tmp_path, monkeypa
         write(*args)
 
     with monkeypatch.context() as context, pytest.raises(OSError, match="No space left"):
-        context.setattr(zarr.Array, "__setitem__", write_until_full)
+        context.setattr(ChunkFiles, "write", write_until_full)
         process(path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["results.zarr.partial"]
     assert process(path).first_sample == 500
@@ -441,10 +443,39 @@ def test_a_path_is_required():
         ZarrSink(None)
 
 
+@pytest.mark.parametrize("compressor", [None, "default", numcodecs.Blosc("lz4", 5, numcodecs.Blosc.SHUFFLE)])
+def test_files_of_chunks_are_those_that_zarr_writes(tmp_path, compressor):
+    values = np.random.default_rng(0).normal(size=(256, 1024)).astype(np.float32)
+    for name in ("ours", "zarrs"):
+        with opened(tmp_path / f"{name}.zarr", compressor=compressor, chunk_mb=1.0) as sink:
+            sink.append(message(values[:100]))
+            if name == "zarrs":
+                for files in sink._files.values():
+                    files._is_simple = False
+            sink.append(message(np.roll(values, 300)))
+            sink.append(message(values[::-1]))
+            sink.commit()
+    found = {
+        file.relative_to(tmp_path).parts[1:]: file for file in (tmp_path / "ours.zarr").rglob("*") if file.is_file()
+    }
+    assert {("data", "0.0"), ("data", "1.0"), ("data", "2.0"), ("time", "2")} <= found.keys()
+    for parts, file in found.items():
+        assert file.read_bytes() == (tmp_path / "zarrs.zarr").joinpath(*parts).read_bytes(), parts
+
+
+def test_a_checksum_finds_what_is_missing_or_elsewhere():
+    values = np.random.default_rng(0).normal(size=5000).astype(np.float32)
+    lacking, moved = values.copy(), np.roll(values.reshape(5, 1000), 1, axis=0).reshape(-1)
+    lacking[2048:3072] = 0.0
+    found = {checksum(each) for each in (values, lacking, moved, values[:-1], values[:1024], values[:0])}
+    assert len(found) == 6
+    assert checksum(values[2048:], checksum(values[:2048])) == checksum(values[2048:], checksum(values[:2048].copy()))
+
+
 def test_so_much_is_kept_in_memory_and_no_more(tmp_path):
     with opened(tmp_path / "r.zarr") as sink:
         sink._chunk_bytes = 1000 * 8
         for _ in range(50):
             sink.append(message(np.zeros((300, 1))))
-            assert sum(rows.size for _, rows in sink._waiting) < 1000 + 300
+            assert sink._waiting.rest[1].size < 1000
         sink.commit()

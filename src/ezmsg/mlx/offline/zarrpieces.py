@@ -22,6 +22,7 @@ from ezmsg.util.messages.axisarray import AxisArray
 from .contracts import ResultSink
 from .durable import FolderLock, is_there, write_durably
 from .extra import import_extra
+from .zarrchunks import RowBuffer
 
 if typing.TYPE_CHECKING:
     import zarr
@@ -49,8 +50,7 @@ class JoinsPieces:
     _group: zarr.Group | None
     _arrays: dict[str, zarr.Array]
     _times: str
-    _waiting: list[tuple[npt.NDArray, npt.NDArray]]
-    _n_waiting: int
+    _waiting: RowBuffer | None
     _n_written: int
 
     _n_rows: int | None = None
@@ -87,7 +87,8 @@ class JoinsPieces:
         self._group = group = open_group(str(results), mode="r+")
         self._times = streamed[1]
         self._arrays = {name: typing.cast("zarr.Array", group[name]) for name in streamed}
-        self._waiting, self._n_waiting, self._n_written = [], 0, 0
+        self._n_written = 0
+        self._set_up()
         for array in self._arrays.values():
             array.resize((0, *array.shape[1:]))
         # For pictures: where pieces meet.
@@ -112,10 +113,7 @@ class JoinsPieces:
         for begin in range(linked, n, size):
             end = min(begin + size, n)
             when, data = (np.asarray(rows[name][begin:end]) for name in (self._times, "data"))
-            self._waiting.append((when, data))
-            self._n_waiting += end - begin
-            if self._n_waiting >= size:
-                self._write_full_chunks()
+            self._take(when, data)
 
     def _link(self, array: zarr.Array, folder: Path, chunk: int) -> bool:
         """Give a chunk of a piece, as a file, its name in the whole as well; whether that could be done."""
@@ -130,8 +128,15 @@ class JoinsPieces:
     def _forget(self) -> None:
         raise NotImplementedError
 
-    def _write_full_chunks(self) -> None:
+    def _set_up(self) -> None:
         raise NotImplementedError
+
+    def _take(self, when: npt.NDArray, rows: npt.NDArray) -> None:
+        raise NotImplementedError
+
+    @property
+    def _n_waiting(self) -> int:
+        return 0 if self._waiting is None else self._waiting.n
 
 
 class ZarrPiece:

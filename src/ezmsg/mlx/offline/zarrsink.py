@@ -4,7 +4,6 @@ import math
 import os
 import shutil
 import typing
-import zlib
 from pathlib import Path
 
 import ezmsg.core as ez
@@ -22,6 +21,7 @@ from .extra import import_extra
 from .packing import pack
 from .unpacking import unpack
 from .zarraxes import labels_of, times
+from .zarrchunks import ChunkFiles, RowBuffer, checksum
 from .zarrgroup import DIMENSIONS, add_array, add_labels, check_compressor, consolidate, describe, new_group
 from .zarrpieces import JoinsPieces, rows_of_chunk
 
@@ -91,12 +91,12 @@ class ZarrSink(JoinsPieces):
         """What the times of rows are called."""
         self._axes: dict[str, AxisBase | None] = {}
         """Of the first results, but for the stream axis."""
-        self._waiting: list[tuple[npt.NDArray, npt.NDArray]] = []
+        self._files: dict[str, ChunkFiles] = {}
+        self._waiting: RowBuffer | None = None
         """Times and rows that fill no chunk yet."""
-        self._n_waiting = 0
         self._n_written = 0
         self._checksum = 0
-        """CRC-32 of all rows and times in the group, chunk by chunk."""
+        """Of all rows and times in the group, chunk by chunk, but in a piece, which has no checkpoints."""
 
     def open(self, recipe: str, fingerprint: str) -> Opened:
         """See :obj:`ezmsg.mlx.ResultSink`.
@@ -164,8 +164,9 @@ class ZarrSink(JoinsPieces):
             if self._checksum_of(saved["n_written"]) != saved["checksum"]:
                 return None, "lacks results that its checkpoint counts on"
             self._truncate(saved["n_written"], saved["checksum"])
-            self._waiting = saved["waiting"]
-            self._n_waiting = sum(len(rows) for _, rows in self._waiting)
+            self._set_up()
+            for when, rows in saved["waiting"]:
+                self._take(when, rows)
         return saved["state"], ""
 
     def restart(self) -> None:
@@ -179,11 +180,11 @@ class ZarrSink(JoinsPieces):
 
     def _checksum_of(self, n: int) -> int:
         """Of the first *n* rows."""
-        checksum, size = 0, self._rows_per_chunk
+        found, size = 0, self._rows_per_chunk
         for begin in range(0, n, size):
             for array in self._arrays.values():
-                checksum = zlib.crc32(np.asarray(array[begin : min(begin + size, n)]).tobytes(), checksum)
-        return checksum
+                found = checksum(np.asarray(array[begin : min(begin + size, n)]), found)
+        return found
 
     def _truncate(self, n: int, checksum: int) -> None:
         """Drop rows from number *n* on."""
@@ -222,11 +223,18 @@ class ZarrSink(JoinsPieces):
             return
         self._check_axes(message, dims)
         when = times(message.axes.get(dim), dim, len(data))
-        # Copies, since whoever gave the message may use its memory again.
-        self._waiting.append((when, np.array(data)))
-        self._n_waiting += len(data)
-        if self._n_waiting >= self._rows_per_chunk:
-            self._write_full_chunks()
+        self._take(when, data)
+
+    def _set_up(self) -> None:
+        """Get ready to write rows."""
+        self._waiting = RowBuffer(self._rows_per_chunk)
+        results = self.partial / "results"
+        self._files = {name: ChunkFiles(array, results / name) for name, array in self._arrays.items()}
+
+    def _take(self, when: npt.NDArray, rows: npt.NDArray) -> None:
+        """Add rows, and write the chunks that they fill."""
+        for chunk in typing.cast(RowBuffer, self._waiting).take(when, rows):
+            self._write(*chunk)
 
     def _create(self, message: AxisArray, dims: list[str], data: npt.NDArray) -> None:
         self._group = group = new_group(self.partial / "results")
@@ -242,6 +250,7 @@ class ZarrSink(JoinsPieces):
         describe(self._arrays["data"], self._arrays[self._times], message, [name for name, _, _ in labels])
         add_labels(group, message, labels)
         group.attrs["key"] = message.key
+        self._set_up()
 
     def _check_axes(self, message: AxisArray, dims: list[str]) -> None:
         """ValueError if an axis, but for the stream's, is another than that of the first results."""
@@ -251,29 +260,25 @@ class ZarrSink(JoinsPieces):
             if known is not axis and (known is None or axis is None or not same_axis(known, axis)):
                 raise ValueError(f"Results have another axis {dim!r} than those before: they do not fit together.")
 
-    def _write_full_chunks(self) -> None:
-        when, rows = (np.concatenate(parts) for parts in zip(*self._waiting, strict=True))
-        n = len(rows) - len(rows) % self._rows_per_chunk
-        self._write(when[:n], rows[:n])
-        self._waiting, self._n_waiting = [(when[n:].copy(), rows[n:].copy())], len(rows) - n
-
     def _write(self, when: npt.NDArray, rows: npt.NDArray) -> None:
+        """Write a chunk, or what is left at the end."""
         begin, end = self._n_written, self._n_written + len(rows)
-        size = self._rows_per_chunk
         for name, values in (("data", rows), (self._times, when)):
             array = self._arrays[name]
-            array.resize((end, *array.shape[1:]))
-            array[begin:end] = values
-        for first in range(0, len(rows), size):
-            for values in (rows, when):
-                self._checksum = zlib.crc32(values[first : first + size].tobytes(), self._checksum)
+            if array.shape[0] < end:
+                # Twice as long, since each time the description of the array is written anew; cut off in the end.
+                array.resize((max(end, 2 * array.shape[0]), *array.shape[1:]))
+            self._files[name].write(begin, values)
+            if self._n_rows is None:
+                self._checksum = checksum(values, self._checksum)
         self._n_written = end
 
     def checkpoint(self, state: bytes) -> None:
         """See :obj:`ezmsg.mlx.ResultSink`."""
         saved: dict[str, object] = {"fingerprint": self._fingerprint, "state": state, "n_written": None}
         if self._group is not None:
-            saved |= {"n_written": self._n_written, "checksum": self._checksum, "waiting": self._waiting}
+            waiting = [typing.cast(RowBuffer, self._waiting).rest]
+            saved |= {"n_written": self._n_written, "checksum": self._checksum, "waiting": waiting}
             saved["times"] = self._times
         new = self.partial / "checkpoint.new"
         with open(new, "wb") as file:
@@ -291,8 +296,10 @@ class ZarrSink(JoinsPieces):
         """
         if self._group is None:
             raise ValueError("There are no results: the recording may be shorter than what the chain needs for one.")
-        if self._n_waiting:
-            self._write(*(np.concatenate(parts) for parts in zip(*self._waiting, strict=True)))
+        if self._waiting is not None and self._waiting.n:
+            self._write(*self._waiting.rest)
+        for array in self._arrays.values():
+            array.resize((self._n_written, *array.shape[1:]))
         self._group.attrs["recipe"] = self._recipe
         results = self.partial / "results"
         consolidate(results)
