@@ -72,12 +72,12 @@ class ChunkFiles:
 
     Args:
         array: The array.
-        folder: Where it is.
+        group: The folder of the group that it is in.
     """
 
-    def __init__(self, array: "zarr.Array", folder: Path) -> None:
-        self._array, self._folder = array, folder
-        about = json.loads((folder / ".zarray").read_text())
+    def __init__(self, array: "zarr.Array", group: Path) -> None:
+        self._array, self._folder = array, group / array.basename
+        about = json.loads((self._folder / ".zarray").read_text())
         self._size = about["chunks"][0]
         self._is_simple = (
             array.dtype.kind in "biufc"
@@ -94,7 +94,13 @@ class ChunkFiles:
         self._rest = ".0" * (len(about["chunks"]) - 1)
 
     def write(self, begin: int, rows: npt.NDArray) -> None:
-        """Write the rows from number *begin* on, which is the first of a chunk; the array is long enough."""
+        """Write the rows from number *begin* on, which is the first of a chunk.
+
+        The array is then as long as they need, or longer: up to twice as long, since its description is written anew
+        each time that it grows.
+        """
+        if self._array.shape[0] < begin + len(rows):
+            self._array.resize((max(begin + len(rows), 2 * self._array.shape[0]), *self._array.shape[1:]))
         if not self._is_simple or len(rows) != self._size:
             self._array[begin : begin + len(rows)] = rows
             return

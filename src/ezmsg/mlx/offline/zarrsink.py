@@ -228,8 +228,7 @@ class ZarrSink(JoinsPieces):
     def _set_up(self) -> None:
         """Get ready to write rows."""
         self._waiting = RowBuffer(self._rows_per_chunk)
-        results = self.partial / "results"
-        self._files = {name: ChunkFiles(array, results / name) for name, array in self._arrays.items()}
+        self._files = {name: ChunkFiles(each, self.partial / "results") for name, each in self._arrays.items()}
 
     def _take(self, when: npt.NDArray, rows: npt.NDArray) -> None:
         """Add rows, and write the chunks that they fill."""
@@ -264,10 +263,6 @@ class ZarrSink(JoinsPieces):
         """Write a chunk, or what is left at the end."""
         begin, end = self._n_written, self._n_written + len(rows)
         for name, values in (("data", rows), (self._times, when)):
-            array = self._arrays[name]
-            if array.shape[0] < end:
-                # Twice as long, since each time the description of the array is written anew; cut off in the end.
-                array.resize((max(end, 2 * array.shape[0]), *array.shape[1:]))
             self._files[name].write(begin, values)
             if self._n_rows is None:
                 self._checksum = checksum(values, self._checksum)
