@@ -15,6 +15,7 @@ or logarithm where a chain says so. Filters are causal: results at a time depend
 the first sample had been there for ever.
 """
 
+import itertools
 import typing
 from collections.abc import Callable, Mapping
 
@@ -51,10 +52,9 @@ def band_pass(
         ValueError: A parameter is out of its range.
         TypeError: A parameter is not of its type.
     """
-    subtract = _subtract(reference)
     if dtype not in (allowed := ("float32", "int16")):
         raise ValueError(f"dtype is {dtype!r}; allowed are {', '.join(map(repr, allowed))}.")
-    return _one([_to_mlx(), _band(low, high, order), *subtract, _to_numpy(dtype)])
+    return _one(_band(low, high, order), _subtract(reference), dtype=dtype)
 
 
 def spike_band_power(
@@ -85,8 +85,7 @@ def spike_band_power(
         ValueError: A parameter is out of its range.
         TypeError: A parameter is not of its type.
     """
-    power = _binned_power(bin_seconds, log)
-    return _one([*_referenced(reference), _band(low, high, order), *power, _to_numpy()])
+    return _one(_subtract(reference), _band(low, high, order), _square(), _bins(bin_seconds, log))
 
 
 def ewma_features(
@@ -112,13 +111,8 @@ def ewma_features(
         ValueError: A parameter is out of its range.
         TypeError: A parameter is not of its type.
     """
-    from .detrend import DetrendTransformer
-    from .ewma import EWMATransformer
-
-    detrend = DetrendTransformer(time_constant=check_number("detrend_seconds", detrend_seconds))
-    smooth = EWMATransformer(time_constant=check_number("smooth_seconds", smooth_seconds))
-    power = _binned_power(bin_seconds, log)
-    return _one([*_referenced(reference), detrend, power[0], smooth, *power[1:], _to_numpy()])
+    detrend, smooth = _detrend("detrend_seconds", detrend_seconds), _smooth("smooth_seconds", smooth_seconds)
+    return _one(_subtract(reference), detrend, _square(), smooth, _bins(bin_seconds, log))
 
 
 READY: Mapping[str, Callable[..., "ChainTransformer"]] = {
@@ -129,32 +123,18 @@ READY: Mapping[str, Callable[..., "ChainTransformer"]] = {
 """The chains by the names that the command has for them."""
 
 
-def _one(stages: "list[Step]") -> "ChainTransformer":
-    """One transformer of them all, which runs as one function those that can be."""
+# Each part is a list of transformers, which may be empty; its parameters are checked when it is made.
+
+
+def _one(*parts: "list[Step]", dtype: str = "float32") -> "ChainTransformer":
+    """One transformer of all parts, from data as recorded to NumPy, which runs as one function those that can be."""
+    from .asarray import ArrayBackend, AsArrayTransformer
     from .chain import ChainTransformer
 
+    to_mlx = AsArrayTransformer(backend=ArrayBackend.mlx, dtype="float32")
+    to_numpy = AsArrayTransformer(backend=ArrayBackend.numpy, dtype=dtype, rounding="nearest")
+    stages = [to_mlx, *itertools.chain(*parts), to_numpy]
     return ChainTransformer(make_chain=lambda: stages)
-
-
-def _to_mlx() -> "Step":
-    from .asarray import ArrayBackend, AsArrayTransformer
-
-    return AsArrayTransformer(backend=ArrayBackend.mlx, dtype="float32")
-
-
-def _to_numpy(dtype: str = "float32") -> "Step":
-    from .asarray import ArrayBackend, AsArrayTransformer
-
-    return AsArrayTransformer(backend=ArrayBackend.numpy, dtype=dtype, rounding="nearest")
-
-
-def _band(low: float, high: float, order: int) -> "Step":
-    from .butterworthfilter import ButterworthFilterTransformer
-
-    low, high = check_number("low", low), check_number("high", high)
-    if low >= high:
-        raise ValueError(f"low is {low!r}; allowed is a frequency below high, which is {high!r}.")
-    return ButterworthFilterTransformer(cuton=low, cutoff=high, order=check_count("order", order), coef_type="sos")
 
 
 def _subtract(reference: Reference) -> "list[Step]":
@@ -165,21 +145,40 @@ def _subtract(reference: Reference) -> "list[Step]":
     return [] if reference == "none" else [CommonRereferenceTransformer(mode=reference)]
 
 
-def _referenced(reference: Reference) -> "list[Step]":
-    """From data as recorded to MLX, with the reference subtracted."""
-    return [_to_mlx(), *_subtract(reference)]
+def _band(low: float, high: float, order: int) -> "list[Step]":
+    from .butterworthfilter import ButterworthFilterTransformer
+
+    low, high = check_number("low", low), check_number("high", high)
+    if low >= high:
+        raise ValueError(f"low is {low!r}; allowed is a frequency below high, which is {high!r}.")
+    return [ButterworthFilterTransformer(cuton=low, cutoff=high, order=check_count("order", order), coef_type="sos")]
 
 
-def _binned_power(bin_seconds: float, log: bool) -> "list[Step]":
+def _detrend(name: str, seconds: float) -> "list[Step]":
+    from .detrend import DetrendTransformer
+
+    return [DetrendTransformer(time_constant=check_number(name, seconds))]
+
+
+def _smooth(name: str, seconds: float) -> "list[Step]":
+    from .ewma import EWMATransformer
+
+    return [EWMATransformer(time_constant=check_number(name, seconds))]
+
+
+def _square() -> "list[Step]":
+    from .pow import PowTransformer
+
+    return [PowTransformer(exponent=2.0)]
+
+
+def _bins(bin_seconds: float, log: bool) -> "list[Step]":
     from ezmsg.sigproc.aggregate import AggregationFunction
     from ezmsg.sigproc.binned_aggregate import BinnedAggregateTransformer
     from ezmsg.sigproc.math.log import LogTransformer
-
-    from .pow import PowTransformer
 
     if not isinstance(log, bool):
         raise TypeError(f"log is {log!r}; allowed are True and False.")
     seconds = check_number("bin_seconds", bin_seconds)
     average = BinnedAggregateTransformer(bin_duration=seconds, operation=AggregationFunction.MEAN)
-    logarithm: list[Step] = [LogTransformer(clip_zero=True)] if log else []
-    return [PowTransformer(exponent=2.0), average, *logarithm]
+    return [average, LogTransformer(clip_zero=True)] if log else [average]
