@@ -169,6 +169,13 @@ def test_seams_are_where_pieces_meet(tmp_path, drawn, capsys):
     np.testing.assert_allclose(read_overview(path).seams, [5.2, 5.4])
     np.testing.assert_allclose(read_overview(path, 5.3, 6.0).seams, [5.4])
     assert command.main(["show", str(path), "--output", str(tmp_path / "page.png")]) == 0
+    colours = [
+        {line.get_color() for line in axes.lines if line.get_linestyle() == "--" and len(set(line.get_xdata())) == 1}
+        for axes in drawn[0].axes
+        if axes.get_title(loc="left") in ("all channels", "signal of the channels that vary most")
+    ]
+    # That can be seen on the map as well.
+    assert {"white"} in colours and {page.SEAM} in colours
     assert "2 seams" in [
         text.get_text() for axes in drawn[0].axes if (legend := axes.get_legend()) for text in legend.texts
     ]

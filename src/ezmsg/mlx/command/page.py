@@ -138,7 +138,8 @@ def _draw_map(axes: "Axes", found: Overview) -> typing.Any:
         cmap="viridis",
         rasterized=True,
     )
-    _mark_seams(axes, found)
+    # White, since most of a map is dark.
+    _mark_seams(axes, found, "white", 1.2)
     every = max(len(found.labels) // 12, 1)
     ticks = range(0, len(found.labels), every)
     axes.set_yticks(list(ticks), [found.labels[tick] for tick in ticks])
@@ -202,9 +203,9 @@ def _mark_gaps(axes: "Axes", found: Overview) -> None:
         axes.axvspan(min(before + found.step, after), after, color=GAP, linewidth=0, zorder=0)
 
 
-def _mark_seams(axes: "Axes", found: Overview) -> None:
+def _mark_seams(axes: "Axes", found: Overview, colour: str = SEAM, width: float = 0.8) -> None:
     for seam in found.seams:
-        axes.axvline(seam, color=SEAM, linewidth=0.8, linestyle=(0, (1, 2)))
+        axes.axvline(seam, color=colour, linewidth=width, linestyle=(0, (1, 2)))
 
 
 def _draw_legend(axes: "Axes", found: Overview) -> None:
