@@ -367,7 +367,7 @@ def versions() -> dict[str, str]:
     found = {}
     for name in ("ezmsg-mlx", "mlx", "ezmsg", "ezmsg-sigproc", "zarr"):
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
+            found[name] = metadata.version(name).partition("+")[0]
     return {**found, "NumPy": np.__version__, "Python": platform.python_version()}
 
 

@@ -19,7 +19,7 @@ pytest.importorskip("pynwb")
 zarr = pytest.importorskip("zarr")
 
 from ezmsg.mlx import chains, command
-from ezmsg.mlx.command import events, info, jobs, memory, process, selftest, views
+from ezmsg.mlx.command import events, info, jobs, memory, process, resultoptions, selftest, views
 
 ROOT = TESTS.parent
 CHAIN = ["--chain", "helpers.command_chains:make_chain"]
@@ -117,11 +117,42 @@ def test_other_settings_do_not_replace_results(run, tmp_path):
     np.testing.assert_array_equal(zarr.open_group(str(tmp_path / "out" / "a.zarr"), mode="r")["data"][:], before)
 
 
-@pytest.mark.parametrize(("name", "codec"), [("none", None), ("zstd", "zstd")])
+@pytest.mark.parametrize(("name", "codec"), [("none", None), ("zstd", ("zstd", 5, 2)), ("lz4:9", ("lz4", 9, 2))])
 def test_results_are_compressed_as_asked_for(run, tmp_path, name, codec):
     assert run(*CHAIN, "--compressor", name)[0] == 0
     written = json.loads((tmp_path / "out" / "a.zarr" / "data" / ".zarray").read_text())["compressor"]
-    assert (written and written["cname"]) == codec
+    assert (written and (written["cname"], written["clevel"], written["shuffle"])) == codec
+
+
+def test_results_are_kept_as_asked_for(run, tmp_path):
+    assert run(*CHAIN, "--dtype", "int16", "--chunk-samples", 300, "--chunk-channels", 2, "--chunk-mb", 1)[0] == 0
+    data = zarr.open_group(str(tmp_path / "out" / "a.zarr"), mode="r")["data"]
+    assert (data.dtype, data.chunks) == (np.int16, (300, 2))
+    np.testing.assert_array_equal(data[:], nwb_files.DATA)
+
+
+def test_the_dtype_is_a_parameter_of_a_chain_that_has_it(run, tmp_path):
+    assert run("--chain", "band-pass", "--low", 50, "--high", 200, "--dtype", "int16")[0] == 0
+    recipe = zarr.open_group(str(tmp_path / "out" / "a.zarr"), mode="r").attrs["recipe"]
+    assert "dtype='int16'" in recipe and "results as" not in recipe
+
+
+def test_margin_and_tolerance_are_handed_on(run, monkeypatch):
+    given = {}
+
+    def noted(*_, **options):
+        given.update(options)
+        yield from ()
+
+    monkeypatch.setattr("ezmsg.mlx.offline.process_recordings", noted)
+    run(*CHAIN, "--tolerance", "1e-4", "--margin", "2.5")
+    assert (given["tolerance"], given["margin"]) == (1e-4, 2.5)
+
+
+def test_dtypes_are_those_of_the_package():
+    from ezmsg.mlx.offline import resultlayout
+
+    assert resultoptions.DTYPES == resultlayout.DTYPES
 
 
 def test_ctrl_c_leaves_nothing_under_a_final_name(run, recordings, tmp_path, monkeypatch):
@@ -251,6 +282,10 @@ def test_a_dry_run_says_what_would_fail(run):
         ([*CHAIN, "--workers", "2", "--scheduler", "a:1"], "argument --workers: not allowed with --scheduler"),
         ([*CHAIN, "--checkpoint", "-1"], "argument --checkpoint: it is '-1'; allowed are a number > 0 and "),
         ([*CHAIN, "--margin", "nan"], "argument --margin: it is 'nan'; allowed are a finite number >= 0 and "),
+        ([*CHAIN, "--tolerance", "0"], "argument --tolerance: it is '0'; allowed is a finite number > 0"),
+        ([*CHAIN, "--compressor", "zstd:10"], "argument --compressor: it is 'zstd:10'; allowed are default, none, lz4"),
+        ([*CHAIN, "--chunk-mb", "inf"], "argument --chunk-mb: it is 'inf'; allowed is a finite number > 0"),
+        ([*CHAIN, "--chunk-samples", "0"], "argument --chunk-samples: it is '0'; allowed is an integer >= 1"),
         ([*CHAIN, "--low", "3"], "unrecognized arguments: --low"),
         ([], "the following arguments are required: --chain"),
     ],

@@ -1,6 +1,7 @@
 """A recording in pieces of time: results like those of one run, and what is refused."""
 
 import math
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -30,7 +31,8 @@ from ezmsg.mlx import (
     process_recordings,
 )
 from ezmsg.mlx.butterworthfilter import ButterworthFilterTransformer
-from ezmsg.mlx.offline.zarrpieces import JoinsPieces, rows_of_chunk
+from ezmsg.mlx.offline.resultlayout import rows_of_chunk
+from ezmsg.mlx.offline.zarrpieces import JoinsPieces
 from ezmsg.mlx.scaler import AdaptiveStandardScalerTransformer
 from ezmsg.mlx.stream.settling import averaging_time, filter_time
 
@@ -99,9 +101,9 @@ def sink(path):
     return ZarrSink(path, chunk_mb=0.03)
 
 
-def in_pieces(recording, factory, path, executor, **options):
+def in_pieces(recording, factory, path, executor, into=sink, **options):
     options = {"rechunk": RechunkSettings(sizes=(64,)), "checkpoint_seconds": 1.9, "progress": False} | options
-    return process_recording(recording, factory, sink(path), workers=executor, **options)
+    return process_recording(recording, factory, into(path), workers=executor, **options)
 
 
 def in_one(recording, factory):
@@ -164,6 +166,26 @@ def test_whole_chunks_of_pieces_are_linked_and_else_written_anew(has_links, path
     np.testing.assert_array_equal(contents(path)[0], source(9001).data.astype(np.float32) ** 2)
     assert bool(linked) == has_links
     assert not (path / "data" / ".zarray").stat().st_nlink > 1
+
+
+@pytest.mark.parametrize("n_links", [1000, 3])
+def test_chunks_of_some_channels_are_linked_all_or_none(n_links, path, executor, monkeypatch):
+    link, linked = os.link, []
+
+    def counted(one, other):
+        # Zarr makes links, too.
+        if "pieces-" in str(one) and "pieces-" not in str(other):
+            linked.append(other)
+            if len(linked) > n_links:
+                raise OSError(95, "Operation not supported")
+        link(one, other)
+
+    monkeypatch.setattr(os, "link", counted)
+    in_pieces(source(9001), double, path, executor, lambda place: ZarrSink(place, chunk_mb=0.03, chunk_channels=1))
+    np.testing.assert_array_equal(contents(path)[0], source(9001).data.astype(np.float32) ** 2)
+    data = zarr.open_group(str(path), mode="r")["data"]
+    assert data.chunks[1] == 1 and len(linked) > 3
+    assert len(list((path / "data").glob("[0-9]*"))) == data.shape[1] * -(-data.shape[0] // data.chunks[0])
 
 
 def test_chunks_divide_a_piece_if_they_are_not_much_shorter_for_it():

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 
 import numcodecs
@@ -107,6 +108,56 @@ def test_data_is_compressed_as_asked_for(tmp_path, expected, name):
 def test_what_is_no_compressor_is_refused(tmp_path):
     with pytest.raises(TypeError, match='compressor is 5; allowed are a codec of numcodecs, None and "default".'):
         ZarrSink(tmp_path / "results.zarr", compressor=5)
+
+
+@pytest.mark.parametrize(
+    ("options", "chunks"),
+    [
+        ({"chunk_samples": 100}, (100, 4)),
+        ({"chunk_channels": 3}, (256, 3)),
+        ({"chunk_samples": 70, "chunk_channels": 1}, (70, 1)),
+        ({"chunk_channels": 9}, (256, 4)),
+    ],
+)
+def test_chunks_are_as_long_as_asked_for(tmp_path, expected, options, chunks):
+    path = tmp_path / "results.zarr"
+    process(path, **options)
+    assert zarr.open_group(str(path), mode="r")["data"].chunks == chunks
+    assert_same(path, expected)
+
+
+@pytest.mark.parametrize("dtype", ["int16", "float64"])
+def test_results_have_the_dtype_that_is_asked_for_which_is_part_of_the_recipe(tmp_path, expected, dtype):
+    path = tmp_path / "results.zarr"
+    process(path, dtype=dtype)
+    rounded = expected["data"].astype(np.float64)
+    assert_same(path, expected | {"data": (np.rint(rounded) if dtype == "int16" else rounded).astype(dtype)})
+    assert zarr.open_group(str(path), mode="r").attrs["recipe"].endswith(f"\nresults as {dtype}")
+    with pytest.raises(FileExistsError, match="other settings"):
+        process(path)
+    process(path, dtype=dtype)
+
+
+def test_integers_saturate_and_what_is_not_real_is_refused(tmp_path):
+    with opened(tmp_path / "r.zarr", dtype="int8") as sink:
+        sink.append(message(np.array([[300.0], [-300.0], [np.nan], [2.5]])))
+        sink.commit()
+    np.testing.assert_array_equal(zarr.open_group(str(tmp_path / "r.zarr"), mode="r")["data"][:, 0], [127, -128, 0, 2])
+    with opened(tmp_path / "c.zarr", dtype="int8") as sink, pytest.raises(TypeError, match="complex128, which cannot"):
+        sink.append(message(np.ones((2, 1), complex)))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"chunk_samples": 0}, ValueError, "chunk_samples is 0; allowed is an integer >= 1"),
+        ({"chunk_channels": 1.5}, TypeError, "chunk_channels is 1.5; allowed is an integer >= 1"),
+        ({"dtype": "text"}, ValueError, "dtype is 'text'; allowed are None and 'float16', "),
+    ],
+)
+def test_layouts_are_checked(tmp_path, options, error, said):
+    with pytest.raises(error, match=re.escape(said)):
+        ZarrSink(tmp_path / "r.zarr", **options)
 
 
 def test_results_that_are_there_are_left_alone(tmp_path, expected):
@@ -473,8 +524,7 @@ def test_a_checksum_finds_what_is_missing_or_elsewhere():
 
 
 def test_so_much_is_kept_in_memory_and_no_more(tmp_path):
-    with opened(tmp_path / "r.zarr") as sink:
-        sink._chunk_bytes = 1000 * 8
+    with opened(tmp_path / "r.zarr", chunk_mb=1000 * 8 / 2**20) as sink:
         for _ in range(50):
             sink.append(message(np.zeros((300, 1))))
             assert sink._waiting.rest[1].size < 1000

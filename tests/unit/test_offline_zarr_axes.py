@@ -25,8 +25,8 @@ def labels(values, dim="ch", unit=""):
 
 
 @contextlib.contextmanager
-def opened(path):
-    sink = ZarrSink(path)
+def opened(path, **options):
+    sink = ZarrSink(path, **options)
     sink.open("recipe", "fingerprint")
     with contextlib.closing(sink):
         yield sink
@@ -140,8 +140,7 @@ def test_a_checkpoint_of_windows_is_gone_on_with(tmp_path):
         axes={"win": AxisArray.TimeAxis(fs=10.0), "time": AxisArray.TimeAxis(fs=100.0)},
         stream_dim="win",
     )
-    with opened(tmp_path / "r.zarr") as sink:
-        sink._chunk_bytes = 3 * 48
+    with opened(tmp_path / "r.zarr", chunk_samples=3) as sink:
         sink.append(windows)
         sink.checkpoint(b"state")
     sink = ZarrSink(tmp_path / "r.zarr")

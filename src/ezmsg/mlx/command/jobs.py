@@ -3,16 +3,15 @@
 import os
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
+from . import resultoptions
 from .usage import UsageError
 
 if typing.TYPE_CHECKING:
     from ..offline import RecordingSource, ZarrSink
-
-COMPRESSORS = ("default", "none", "lz4", "zstd")
-"""How results are compressed: as the installed Zarr does, not at all, or by Blosc with one of its codecs."""
 
 
 @dataclass(frozen=True)
@@ -24,19 +23,14 @@ class Job:
     options: Mapping[str, typing.Any]
     """How it is read: keyword arguments of :func:`ezmsg.mlx.offline.open_recording`."""
 
-    compressor: str = "default"
+    kept: resultoptions.Asked = field(default_factory=dict)
+    """How its results are kept."""
 
     def sink(self, path: str | os.PathLike | None = None) -> "ZarrSink":
         """What writes its results, to *path* instead if that is given."""
         from ..offline import ZarrSink
 
-        if self.compressor in ("default", "none"):
-            return ZarrSink(path or self.results, compressor="default" if self.compressor == "default" else None)
-        from ..offline.extra import import_extra
-
-        numcodecs = import_extra("numcodecs")
-        codec = numcodecs.Blosc(cname=self.compressor, clevel=5, shuffle=numcodecs.Blosc.SHUFFLE)
-        return ZarrSink(path or self.results, compressor=codec)
+        return ZarrSink(path or self.results, **resultoptions.for_sink(self.kept))
 
     def open(self) -> "RecordingSource":
         """The recording as a source."""
@@ -46,7 +40,10 @@ class Job:
 
 
 def find_jobs(
-    given: Iterable[str], output: Path, options: Mapping[str, typing.Any], compressor: str = "default"
+    given: Iterable[str],
+    output: Path,
+    options: Mapping[str, typing.Any],
+    kept: resultoptions.Asked = MappingProxyType({}),
 ) -> list[Job]:
     """The recordings that are given, and those in folders that are, by name.
 
@@ -62,7 +59,7 @@ def find_jobs(
             if places.setdefault(place, recording) != recording:
                 both = f"{str(places[place])!r} and {str(recording)!r}"
                 raise UsageError("RECORDING", f"{both} have one name, and so would their results")
-    return [Job(os.path.abspath(recording), str(place), options, compressor) for place, recording in places.items()]
+    return [Job(os.path.abspath(recording), str(place), options, kept) for place, recording in places.items()]
 
 
 def _found(path: Path, format: str | None) -> list[Path]:

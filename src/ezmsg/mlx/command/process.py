@@ -123,6 +123,7 @@ def run(options: Options) -> int:
                 progress=run.report,
                 workers=workers,
                 margin=options.margin,
+                tolerance=options.tolerance,
             )
             # Closed here, so that all workers have ended before the summary.
             with contextlib.closing(typing.cast("Generator[tuple[int, ProcessedRecording | Exception]]", results)):

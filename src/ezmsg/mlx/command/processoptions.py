@@ -7,9 +7,9 @@ import os
 import typing
 from pathlib import Path
 
-from . import chainoption, recordingoptions
+from . import chainoption, recordingoptions, resultoptions
 from .chainoption import ChainChoice
-from .jobs import COMPRESSORS, Job, find_jobs
+from .jobs import Job, find_jobs
 from .usage import UsageError
 
 DESCRIPTION = """\
@@ -38,6 +38,7 @@ class Options(typing.NamedTuple):
     workers: int | None
     scheduler: str | None
     margin: float | typing.Literal["exact"] | None
+    tolerance: float
     checkpoint_seconds: float
     dry_run: bool
     json: bool
@@ -62,6 +63,7 @@ def parse(prog: str, arguments: list[str]) -> Options:
     names: list[str] = []
     try:
         names = chainoption.add_parameters(parser, early.chain) if early.chain else []
+        resultoptions.add(parser, names)
     except ValueError as error:
         parser.error(f"argument --chain: {error}")
     options = parser.parse_args(arguments)
@@ -81,7 +83,8 @@ def parse(prog: str, arguments: list[str]) -> Options:
         kind = "" if isinstance(error, (ImportError, ValueError)) else f"{type(error).__name__}: "
         parser.error(f"argument --{name.replace('_', '-')}: {kind}{error}")
     try:
-        jobs = find_jobs(options.recordings, options.output, recordingoptions.asked(options), options.compressor)
+        kept = resultoptions.asked(options, names)
+        jobs = find_jobs(options.recordings, options.output, recordingoptions.asked(options), kept)
     except UsageError as error:
         parser.error(f"argument {error.option}: {error}")
     return Options(
@@ -91,6 +94,7 @@ def parse(prog: str, arguments: list[str]) -> Options:
         workers=options.workers,
         scheduler=options.scheduler,
         margin=options.margin,
+        tolerance=options.tolerance,
         checkpoint_seconds=options.checkpoint,
         dry_run=options.dry_run,
         json=options.json,
@@ -110,14 +114,14 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     add("--chain", required=True, metavar="CHAIN", help=f"what to run: {chainoption.FORM}")
     add("--list-chains", action="store_true", help="list the ready chains; --chain NAME --help tells their options")
     add("--output", required=True, type=_folder, metavar="FOLDER", help="where results go, as NAME.zarr")
-    text = "of results: that of the installed Zarr, none, or Blosc with a codec [default]"
-    add("--compressor", choices=COMPRESSORS, default="default", help=text)
     add("--workers", type=_count, metavar="N", help="run on N processes of this machine [1: in this process]")
     add("--scheduler", metavar="ADDRESS", help="run on the Dask cluster of this scheduler, whose workers see the files")
     text = (
         'seconds that a worker begins a piece earlier, or "exact" for recordings in one piece [follows from the chain]'
     )
     add("--margin", type=_margin, metavar="S", help=text)
+    text = "what results of pieces may differ by from those of one run, as a share of the largest [1e-6]"
+    add("--tolerance", type=_tolerance, default=1e-6, metavar="X", help=text)
     add("--checkpoint", type=_seconds, default=60.0, metavar="S", help='every S seconds, or "inf" for never [60]')
     add("--dry-run", action="store_true", help="say how long it will take and how large results are; write nothing")
     add("--json", action="store_true", help="lines of JSON on a terminal, too")
@@ -136,6 +140,13 @@ def _seconds(text: str) -> float:
         if (value := float(text)) > 0:
             return value
     raise argparse.ArgumentTypeError(f'it is {text!r}; allowed are a number > 0 and "inf"')
+
+
+def _tolerance(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < (value := float(text)) < math.inf:
+            return value
+    raise argparse.ArgumentTypeError(f"it is {text!r}; allowed is a finite number > 0")
 
 
 def _margin(text: str) -> float | str:

@@ -12,24 +12,11 @@ from .zarraxes import plain_attributes
 
 if typing.TYPE_CHECKING:
     import zarr
-    from numcodecs.abc import Codec
 
-    Compressor: typing.TypeAlias = Codec | typing.Literal["default"] | None
+    from .resultlayout import Compressor
 
 DIMENSIONS = "_ARRAY_DIMENSIONS"
 """Where xarray looks for the names of dimensions."""
-
-
-def check_compressor(compressor: "Compressor") -> None:
-    """Refuse what is not a compressor.
-
-    Raises:
-        TypeError: It is neither one of numcodecs nor None nor "default".
-    """
-    if compressor is None or (isinstance(compressor, str) and compressor == "default"):
-        return
-    if not isinstance(compressor, import_extra("numcodecs.abc").Codec):
-        raise TypeError(f'compressor is {compressor!r}; allowed are a codec of numcodecs, None and "default".')
 
 
 def new_group(path: Path) -> "zarr.Group":

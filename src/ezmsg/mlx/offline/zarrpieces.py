@@ -8,6 +8,7 @@ for that. Until the whole is committed, no file of a piece that is complete is w
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import shutil
 import typing
@@ -29,14 +30,6 @@ if typing.TYPE_CHECKING:
 
 _SECONDS_TO_WAIT = 600.0
 """For a worker that somebody has given up, while it was still alive."""
-
-
-def rows_of_chunk(most: int, n_rows: int | None) -> int:
-    """Length of a chunk: *most* at most, and a divisor of *n_rows* if one is not much shorter."""
-    if not n_rows or n_rows <= most:
-        return n_rows or most
-    fewest = -(-n_rows // most)
-    return next((n_rows // n for n in range(fewest, 2 * fewest + 1) if n_rows % n == 0), most)
 
 
 class JoinsPieces:
@@ -116,13 +109,20 @@ class JoinsPieces:
             self._take(when, data)
 
     def _link(self, array: zarr.Array, folder: Path, chunk: int) -> bool:
-        """Give a chunk of a piece, as a file, its name in the whole as well; whether that could be done."""
-        rest = ".0" * (len(array.shape) - 1)
+        """Give the chunks of a piece at one time, as files, their names in the whole as well; whether that was done."""
         new = self._n_written // array.chunks[0]
-        try:
-            os.link(folder / f"{chunk}{rest}", self.partial / "results" / folder.name / f"{new}{rest}")
-        except OSError:  # a file system without links, or chunks that are not files of these names
-            return False
+        grid = [range(-(-n // size)) for n, size in zip(array.shape[1:], array.chunks[1:], strict=True)]
+        linked: list[Path] = []
+        for rest in itertools.product(*grid):
+            name, new_name = (".".join(map(str, (number, *rest))) for number in (chunk, new))
+            target = self.partial / "results" / folder.name / new_name
+            try:
+                os.link(folder / name, target)
+            except OSError:  # a file system without links, or chunks that are not files of these names
+                for path in linked:
+                    path.unlink()
+                return False
+            linked.append(target)
         return True
 
     def _forget(self) -> None:

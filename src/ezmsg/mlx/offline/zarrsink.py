@@ -1,6 +1,5 @@
 """Results in Zarr groups that appear under their final name when they are complete."""
 
-import math
 import os
 import shutil
 import typing
@@ -13,22 +12,22 @@ from ezmsg.baseproc import resolve_stream_dim
 from ezmsg.util.messages.axisarray import AxisArray, AxisBase
 
 from ..stream.checks import check_number, check_path
-from ..stream.convert import is_mlx_array, mlx_to_numpy
 from ..stream.segments import same_axis
 from .contracts import Opened
 from .durable import FolderLock, is_of_the_system, is_there, sync_folder, sync_tree
 from .extra import import_extra
 from .packing import pack
+from .resultlayout import ResultLayout
 from .unpacking import unpack
 from .zarraxes import labels_of, times
 from .zarrchunks import ChunkFiles, RowBuffer, checksum
-from .zarrgroup import DIMENSIONS, add_array, add_labels, check_compressor, consolidate, describe, new_group
-from .zarrpieces import JoinsPieces, rows_of_chunk
+from .zarrgroup import DIMENSIONS, add_array, add_labels, consolidate, describe, new_group
+from .zarrpieces import JoinsPieces
 
 if typing.TYPE_CHECKING:
     import zarr
 
-    from .zarrgroup import Compressor
+    from .resultlayout import Compressor
 
 
 class ZarrSink(JoinsPieces):
@@ -50,15 +49,21 @@ class ZarrSink(JoinsPieces):
 
     Args:
         path: Folder of the group. ``path.parent`` is made if need be.
-        chunk_mb: Size of a chunk of ``data`` in MiB, uncompressed. So much is kept in memory.
+        chunk_mb: Size of the rows in a chunk of ``data`` in MiB, uncompressed. So much is kept in memory.
+        chunk_samples: Length of a chunk in rows instead. A piece of a recording is made of whole chunks, so that those
+            of its results may be shorter.
+        chunk_channels: Entries of the dimension after the stream's in a chunk, for who reads few channels over a long
+            time. None: all.
         compressor: Of ``data``: a codec of numcodecs, for example ``numcodecs.Blosc("zstd", 5, 2)``; None for none;
-            ``"default"`` for that of the installed Zarr. Results that were begun keep theirs.
+            ``"default"`` for that of the installed Zarr. Results that were begun keep theirs, and their chunks.
+        dtype: What results are kept as, for example ``"int16"``, which is part of the recipe. Integers are rounded to
+            the nearest one and saturate, and NaN becomes 0. None: as the chain gives them.
         wait: Seconds to wait for another process that is writing the same results.
 
     Raises:
         ImportError: The extra ``offline`` is not installed.
-        ValueError: *chunk_mb* is not finite and above 0, or *wait* is below 0.
-        TypeError: *path* is not a path; *chunk_mb* or *wait* is not a number (a bool is not); *compressor* is none.
+        ValueError: An argument is not in its range.
+        TypeError: *path* is not a path; a number is none (a bool is not one); *compressor* is none.
     """
 
     def __init__(
@@ -66,18 +71,18 @@ class ZarrSink(JoinsPieces):
         path: str | os.PathLike,
         *,
         chunk_mb: float = 4.0,
+        chunk_samples: int | None = None,
+        chunk_channels: int | None = None,
         compressor: "Compressor" = "default",
+        dtype: str | None = None,
         wait: float = 0.0,
     ) -> None:
         check_path("path", path)
-        check_number("chunk_mb", chunk_mb)
         check_number("wait", wait, zero=True, infinite=True)
         import_extra("zarr")
-        check_compressor(compressor)
-        self._compressor = compressor
+        self._layout = ResultLayout(chunk_mb, chunk_samples, chunk_channels, compressor, dtype)
         self.path = Path(path)
         self.partial = self.path.with_name(self.path.name + ".partial")
-        self._chunk_bytes = chunk_mb * 2**20
         self._wait = wait
         self._lock: FolderLock | None = None
         self._fingerprint = self._recipe = ""
@@ -106,7 +111,8 @@ class ZarrSink(JoinsPieces):
             FileExistsError: There are complete results of another recipe.
             OSError: What is there cannot be looked at. Nothing is removed.
         """
-        self._recipe, self._fingerprint = recipe, fingerprint
+        own = f"\n{self._layout}" if str(self._layout) else ""
+        self._recipe, self._fingerprint = recipe + own, fingerprint + own
         # Before anything is made, and again after waiting for another process that may have finished them.
         self._check_recipe()
         self._lock = FolderLock(self.partial, self._wait, self.path)
@@ -207,7 +213,7 @@ class ZarrSink(JoinsPieces):
         if not message.dims:
             raise ValueError("Results have data of shape (), without a dimension; rows of them need one.")
         dim = resolve_stream_dim(message)
-        data = mlx_to_numpy(message.data) if is_mlx_array(message.data) else np.asarray(message.data)
+        data = self._layout.converted(message.data)
         data = np.moveaxis(data, message.get_axis_idx(dim), 0)
         dims = [dim, *(name for name in message.dims if name != dim)]
         if self._group is None:
@@ -237,14 +243,13 @@ class ZarrSink(JoinsPieces):
 
     def _create(self, message: AxisArray, dims: list[str], data: npt.NDArray) -> None:
         self._group = group = new_group(self.partial / "results")
-        row = data.dtype.itemsize * math.prod(data.shape[1:])
-        rows = rows_of_chunk(max(int(self._chunk_bytes / max(row, 1)), 1), self._n_rows)
         rest = data.shape[1:]
+        chunks = self._layout.chunks(rest, data.dtype, self._n_rows)
         self._times = "time" if "time" not in dims[1:] else dims[0]
         labels = labels_of(message, dims[1:], {"data", self._times})
         self._arrays = {
-            "data": add_array(group, "data", dims, (0, *rest), (rows, *rest), data.dtype, self._compressor),
-            self._times: add_array(group, self._times, dims[:1], (0,), (rows,), np.dtype(np.float64)),
+            "data": add_array(group, "data", dims, (0, *rest), chunks, data.dtype, self._layout.compressor),
+            self._times: add_array(group, self._times, dims[:1], (0,), chunks[:1], np.dtype(np.float64)),
         }
         describe(self._arrays["data"], self._arrays[self._times], message, [name for name, _, _ in labels])
         add_labels(group, message, labels)
