@@ -9,6 +9,7 @@ from ezmsg.util.messages.axisarray import AxisArray, AxisBase, CoordinateAxis, L
 
 from ..stream.convert import is_mlx_array, mlx_to_numpy
 from ..stream.sampling import value_at
+from ..stream.segments import same_axis
 
 LABEL = "label"
 """The field of records that gives the dimension its name."""
@@ -29,6 +30,19 @@ def times(axis: AxisBase | None, dim: str, n_samples: int) -> npt.NDArray[np.flo
     if values.dtype.kind not in "iuf":
         raise TypeError(f"The axis {dim!r} has values of dtype {values.dtype}; allowed are real numbers.")
     return values.astype(np.float64)
+
+
+def check_axes(known: dict[str, AxisBase | None], message: AxisArray, dims: list[str]) -> None:
+    """Compare the axes of a message along *dims* with *known* ones, which those of the first message become.
+
+    Raises:
+        ValueError: One is another.
+    """
+    for dim in dims:
+        axis = message.axes.get(dim)
+        first = known.setdefault(dim, axis)
+        if first is not axis and (first is None or axis is None or not same_axis(first, axis)):
+            raise ValueError(f"Results have another axis {dim!r} than those before: they do not fit together.")
 
 
 def labels_of(message: AxisArray, dims: list[str], taken: set[str]) -> list[tuple[str, str, npt.NDArray]]:

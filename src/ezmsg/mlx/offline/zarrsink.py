@@ -12,14 +12,13 @@ from ezmsg.baseproc import resolve_stream_dim
 from ezmsg.util.messages.axisarray import AxisArray, AxisBase
 
 from ..stream.checks import check_number, check_path
-from ..stream.segments import same_axis
 from .contracts import Opened
-from .durable import FolderLock, is_of_the_system, is_there, sync_folder, sync_tree
+from .durable import FolderLock, is_of_the_system, is_there, sync_folder, sync_tree, write_durably
 from .extra import import_extra
 from .packing import pack
 from .resultlayout import ResultLayout
 from .unpacking import unpack
-from .zarraxes import labels_of, times
+from .zarraxes import check_axes, labels_of, times
 from .zarrchunks import ChunkFiles, RowBuffer, checksum
 from .zarrgroup import DIMENSIONS, add_array, add_labels, consolidate, describe, new_group
 from .zarrpieces import JoinsPieces
@@ -227,7 +226,7 @@ class ZarrSink(JoinsPieces):
             )
         if not len(data):
             return
-        self._check_axes(message, dims)
+        check_axes(self._axes, message, dims[1:])
         when = times(message.axes.get(dim), dim, len(data))
         self._take(when, data)
 
@@ -256,14 +255,6 @@ class ZarrSink(JoinsPieces):
         group.attrs["key"] = message.key
         self._set_up()
 
-    def _check_axes(self, message: AxisArray, dims: list[str]) -> None:
-        """ValueError if an axis, but for the stream's, is another than that of the first results."""
-        for dim in dims[1:]:
-            axis = message.axes.get(dim)
-            known = self._axes.setdefault(dim, axis)
-            if known is not axis and (known is None or axis is None or not same_axis(known, axis)):
-                raise ValueError(f"Results have another axis {dim!r} than those before: they do not fit together.")
-
     def _write(self, when: npt.NDArray, rows: npt.NDArray) -> None:
         """Write a chunk, or what is left at the end."""
         begin, end = self._n_written, self._n_written + len(rows)
@@ -280,12 +271,7 @@ class ZarrSink(JoinsPieces):
             waiting = [typing.cast(RowBuffer, self._waiting).rest]
             saved |= {"n_written": self._n_written, "checksum": self._checksum, "waiting": waiting}
             saved["times"] = self._times
-        new = self.partial / "checkpoint.new"
-        with open(new, "wb") as file:
-            file.write(pack(saved, ()))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, self.partial / "checkpoint")
+        write_durably(self.partial / "checkpoint", pack(saved, ()))
 
     def commit(self) -> None:
         """See :obj:`ezmsg.mlx.ResultSink`.
