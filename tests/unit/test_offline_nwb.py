@@ -1,11 +1,15 @@
 """Recordings read from NWB files."""
 
+import shutil
+
 import numpy as np
 import pytest
 from ezmsg.util.messages.axisarray import LinearAxis
 from helpers.nwb_files import DATA, RATE, write
+from helpers.processes import run_code
 
 from ezmsg.mlx import NWBSource
+from ezmsg.mlx.offline.scaling import volts_of
 
 h5py = pytest.importorskip("h5py")
 pynwb = pytest.importorskip("pynwb")
@@ -188,3 +192,44 @@ def test_a_file_that_is_not_an_nwb_file_is_named(tmp_path):
         NWBSource(file)
     with pytest.raises(FileNotFoundError, match="absent.nwb"):
         NWBSource(tmp_path / "absent.nwb")
+
+
+# ------------------------------------------------------------------------------------------------------ ezmsg-nwb
+
+
+@pytest.mark.parametrize("per_channel", [None, (2.0, 2.0, 2.0), (1.0, 2.0, 3.0)])
+@pytest.mark.parametrize("unit", ["volts", b"microvolts", ""])
+def test_the_scaling_is_that_of_ezmsg_nwb(file, tmp_path, per_channel, unit):
+    path = shutil.copy(file, tmp_path)
+    with h5py.File(path, "r+") as raw:
+        group = raw["acquisition/Raw"]
+        group["data"].attrs.update({"conversion": 0.25e-6, "offset": 1e-3, "unit": unit})
+        if per_channel is not None:
+            group["channel_conversion"] = per_channel
+        factors = None if per_channel is None else group["channel_conversion"]
+        expected = nwb.describe_stream_scaling(group["data"], factors, is_electrical=True).as_attrs()
+    attrs = next(NWBSource(path).read(0)).attrs
+    assert attrs.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(attrs[name], value, strict=isinstance(value, np.ndarray))
+
+
+def test_units_of_voltage_are_those_of_ezmsg_nwb():
+    names = [*nwb.scaling.VOLTAGE_UNIT_SPELLINGS, " UV ", "", "s", "mvs", "voltss", "kv", "uvolt", "microv", "a"]
+    for name in names:
+        known = nwb.parse_voltage_unit(name)
+        assert volts_of(name) == (None if known is None else nwb.VOLTS_PER_UNIT[known]), name
+
+
+def test_to_read_a_recording_pynwb_is_not_loaded(file):
+    # It takes longer to load than everything else that a worker, or a run in one process, needs.
+    out = run_code(
+        f"""
+        import sys
+        from ezmsg.mlx.offline import open_recording, processes
+        next(open_recording({str(file)!r}).read(0))
+        open_recording({str(file)!r}, "rawbinary", sampling_rate=1000.0, n_channels=1, dtype="int8")
+        print(sorted({{"pynwb", "hdmf", "ezmsg.nwb", "scipy.signal", "numba"}} & set(sys.modules)))
+        """
+    )
+    assert out.strip() == "[]"

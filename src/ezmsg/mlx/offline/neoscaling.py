@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from .extra import import_extra
 from .faults import fault
 from .neoreaders import Channels
+from .scaling import Scaling, one_gain, volts_of
 
 
 def scaling_of(channels: Channels, path: Path, name: str) -> tuple[dict[str, object], str]:
@@ -18,7 +18,6 @@ def scaling_of(channels: Channels, path: Path, name: str) -> tuple[dict[str, obj
         ValueError: The rate, a gain or an offset is not finite; channels are of several units, of which one is not of a
             voltage, or of several offsets.
     """
-    nwb = import_extra("ezmsg.nwb")
     if not 0 < channels.rate < math.inf:
         raise fault(path, name, f"has a rate of {channels.rate} Hz; allowed is a finite number above 0.")
     if not (np.isfinite(channels.gains).all() and np.isfinite(channels.offsets).all()):
@@ -26,22 +25,15 @@ def scaling_of(channels: Channels, path: Path, name: str) -> tuple[dict[str, obj
             path, name, f"has gains {channels.gains} and offsets {channels.offsets}; allowed are finite numbers."
         )
     gains, offsets, units = channels.gains, channels.offsets, set(channels.units)
-    voltages = {unit: nwb.parse_voltage_unit(unit) for unit in units}
-    is_voltage = all(voltage is not None for voltage in voltages.values())
+    volts = np.array([volts_of(unit) or np.nan for unit in channels.units])
+    is_voltage = bool(np.isfinite(volts).all())
     if is_voltage:
-        volts = np.array([nwb.VOLTS_PER_UNIT[voltages[unit]] for unit in channels.units])
         gains, offsets, units = gains * volts, offsets * volts, {"volts"}
     if len(units) > 1:
         raise fault(path, name, f"has channels in the units {sorted(units)}; allowed is one unit, or voltages.")
     if not np.all(offsets == offsets[0]):
         raise fault(path, name, f"has channels with the offsets {sorted(set(offsets))}; allowed is one for all.")
-    scaling = nwb.StreamScaling(
-        gain=float(gains[0]) if np.all(gains == gains[0]) else gains,
-        offset=float(offsets[0]),
-        unit=units.pop(),
-        applied=False,
-        voltage=is_voltage,
-    ).as_attrs()
+    scaling = Scaling(one_gain(gains), float(offsets[0]), units.pop(), is_voltage).as_attrs()
     parts = [repr(channels.labels.tolist())]
     parts += [f"{key}={np.asarray(value).tolist()!r}" for key, value in scaling.items()]
     return scaling, hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

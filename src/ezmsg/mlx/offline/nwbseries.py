@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from .extra import import_extra
 from .faults import fault, faults_of
+from .scaling import Scaling, one_gain
 
 if typing.TYPE_CHECKING:
     import h5py
@@ -221,7 +222,6 @@ def read_series(group: "h5py.Group", address: str, path: Path) -> Series:
 
 
 def _labels(electrodes: "h5py.Dataset", rows: npt.NDArray[np.integer], path: Path, name: str) -> npt.NDArray[np.str_]:
-    nwb = import_extra("ezmsg.nwb")
     table = electrodes.file[electrodes.attrs["table"]]
     ids = np.asarray(table["id"][()])
     if rows.min(initial=0) < 0 or rows.max(initial=-1) >= len(ids):
@@ -231,18 +231,24 @@ def _labels(electrodes: "h5py.Dataset", rows: npt.NDArray[np.integer], path: Pat
     labels = np.asarray(table["label"][()])
     if labels.shape != ids.shape:
         raise fault(path, name, f"has electrodes with labels of shape {labels.shape}; allowed is one for each.")
-    return nwb.as_text_array(labels[rows])
+    return np.array([each.decode() if isinstance(each, bytes) else str(each) for each in labels[rows]], dtype=str)
 
 
 def _scaling(
     data: "h5py.Dataset", channel_conversion: "h5py.Dataset | None", n_channels: int, path: Path, name: str
 ) -> dict[str, object]:
-    nwb = import_extra("ezmsg.nwb")
-    scaling = nwb.describe_stream_scaling(data, channel_conversion, is_electrical=True)
     if channel_conversion is not None and channel_conversion.shape != (n_channels,):
         raise fault(
             path, name, f"has a channel_conversion of shape {channel_conversion.shape} for {n_channels} channels."
         )
+    gain = float(data.attrs.get("conversion", 1.0))
+    offset, unit = float(data.attrs.get("offset", 0.0)), data.attrs.get("unit", "")
+    scaling = Scaling(
+        gain if channel_conversion is None else gain * one_gain(np.asarray(channel_conversion[:], np.float64)),
+        offset,
+        unit.decode() if isinstance(unit, bytes) else str(unit),
+        is_voltage=True,
+    )
     if not (np.isfinite(scaling.gain).all() and math.isfinite(scaling.offset)):
         raise fault(
             path, name, f"has conversion {scaling.gain} and offset {scaling.offset}; allowed are finite numbers."

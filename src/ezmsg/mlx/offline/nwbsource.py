@@ -62,7 +62,7 @@ class NWBSource:
             raise TypeError(f"series is {series!r}; allowed are a name and None.")
         check_number("chunk_mb", chunk_mb)
         self.path = Path(path)
-        import_extra("pynwb")
+        import_extra("h5py")
         with _opened(self.path) as file, faults_of(self.path):
             address, group = find_series(file, series, self.path)
             self._series = read_series(group, address, self.path)
@@ -120,7 +120,7 @@ def series_names(path: Path) -> list[str]:
         OSError: The file cannot be opened or read.
         ValueError: The file is not an NWB file or is damaged.
     """
-    import_extra("pynwb")
+    import_extra("h5py")
     with _opened(path) as file, faults_of(path):
         return list_series(file, path)
 
