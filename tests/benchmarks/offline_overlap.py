@@ -22,14 +22,17 @@ import contextlib
 import dataclasses
 import datetime
 import functools
+import importlib.util
 import json
 import os
 import platform
 import resource
 import shutil
 import statistics
+import sys
 import tempfile
 import time
+import types
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -452,11 +455,14 @@ def main() -> None:
     ez.logger.setLevel(os.environ.setdefault("EZMSG_LOGLEVEL", "WARNING"))
     begin, rows = time.monotonic(), []
     with contextlib.ExitStack() as stack:
-        try:
-            import llvmlite  # noqa: F401
-        except ImportError:
+        if importlib.util.find_spec("llvmlite") is None:
             # It tells the kind of processor, which a checkpoint depends on.
             stack.enter_context(mock.patch.object(checkpoint, "_processor", platform.machine))
+        if IS_GPU and importlib.util.find_spec("numba") is None:
+            # It compiles what chains run on a CPU, which is loaded here, too, but not called.
+            loops = types.ModuleType("compiled")
+            loops.compiled = lambda **_: lambda function: function  # type: ignore[attr-defined]
+            sys.modules["ezmsg.mlx.kernels.cpu.compiled"] = loops
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=place(options))))
         print(f"{mx.default_device()}, files in {folder.parent}")
         path = written(folder / "recording.raw", options.samples, options.channels)
