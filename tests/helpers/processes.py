@@ -42,7 +42,7 @@ def in_fresh_process(test: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         call = pickle.dumps((Path(inspect.getfile(test)), test.__name__, args, kwargs))
-        process = warm.start(["-m", "helpers.processes"], environment=_environment(), with_stderr=True)
+        process = warm.start(["-m", "helpers.processes"], environment=environment(), with_stderr=True)
         _output_of(process, base64.b64encode(call).decode())
 
     return run
@@ -55,7 +55,7 @@ def run_code(code: str, *args: object) -> str:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env=_environment(),
+        env=environment(),
         text=True,
         errors="replace",
         start_new_session=True,
@@ -63,7 +63,7 @@ def run_code(code: str, *args: object) -> str:
     return _output_of(process)
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
 
 

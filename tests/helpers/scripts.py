@@ -15,11 +15,11 @@ SHARED_MEMORY = pathlib.Path("/dev/shm")
 
 
 class Script:
-    """A script at work, in a session of its own, as a terminal starts it."""
+    """A script at work, in a session of its own, as a terminal starts it; see :func:`.warm.start`."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, spawns_anew: bool = False) -> None:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("EZMSG_")}
-        self.process = start(arguments, environment=environment, folder=EXAMPLES)
+        self.process = start(arguments, environment=environment, folder=EXAMPLES, spawns_anew=spawns_anew)
         self.pid = self.process.pid
         self.out = ""
         self.segments: set[str] = set()

@@ -8,14 +8,11 @@ child of the process that asked for it, as one that was started in any other way
 import atexit
 import builtins
 import contextlib
-import ctypes
 import gc
 import importlib
 import io
-import multiprocessing.process
 import os
 import pathlib
-import pickle
 import runpy
 import select
 import signal
@@ -25,25 +22,22 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-MODULES = ("numpy", "scipy.signal", "numba", "ezmsg.core", "ezmsg.baseproc", "ezmsg.util.messages.axisarray")
+from . import forks, spawned
+
+MODULES = ("numpy", "scipy.signal", "numba", "ezmsg.core", "ezmsg.baseproc", "ezmsg.util.messages.axisarray", "pytest")
 
 TIME_LIMIT = 300.0
 """Seconds after which a process is ended with all its children. Only a hang takes that long, on a busy machine too."""
 
 TESTS = pathlib.Path(__file__).parents[1]
 
-_ADOPT_ORPHANS = 36
-"""``PR_SET_CHILD_SUBREAPER`` of Linux: who is left by its parent becomes a child of the process that has this set."""
+_ENVIRONMENT = dict(os.environ)
+"""Of the first process, whichever test asks for it."""
 
-_OF_THE_MOMENT = ("PYTEST_CURRENT_TEST", "COLUMNS", "FORCE_COLOR", "PYTHONPATH")
-"""Variables that nothing in :data:`MODULES` reads, and the one that a new process heeds again."""
-
-_lock = threading.Lock()
-
-_template: "tuple[dict[str, str], socket.socket, subprocess.Popen] | None" = None
-"""Its environment, the way to it, and itself."""
+_template: "tuple[socket.socket, subprocess.Popen] | None" = None
+"""The way to it, and itself."""
 
 
 def start(
@@ -52,18 +46,26 @@ def start(
     environment: Mapping[str, str],
     folder: str | os.PathLike | None = None,
     with_stderr: bool = False,
+    spawns_anew: bool = False,
 ) -> "subprocess.Popen[str] | Forked":
     """``python *arguments`` in a session of its own, with pipes; *with_stderr*, one for both outputs.
 
-    With another environment than the first process had, or elsewhere than on Linux, nothing is imported beforehand.
+    What it spawns has the same imported, too, unless it *spawns_anew*. With another environment than the first process
+    had, or elsewhere than on Linux, nothing is imported beforehand.
     """
     pipe = subprocess.PIPE
     stderr = subprocess.STDOUT if with_stderr else pipe
     if sys.platform == "linux":
-        with _lock:
+        with forks.lock:
             channel = _channel(environment)
             if channel is not None:
-                return Forked(channel, arguments, environment, os.fspath(folder or os.getcwd()), with_stderr)
+                request = {
+                    "arguments": list(arguments),
+                    "environment": dict(environment),
+                    "folder": os.fspath(folder or os.getcwd()),
+                    "spawns_anew": spawns_anew,
+                }
+                return Forked(channel, request, with_stderr)
     return subprocess.Popen(
         [sys.executable, *arguments],
         cwd=folder,
@@ -97,21 +99,25 @@ def _heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _lasting(environment: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in environment.items() if key not in _OF_THE_MOMENT}
+def spawn_here_too() -> None:
+    """Have what this process spawns begin in the same way."""
+    if sys.platform == "linux":
+        spawned.fork_from(lambda: _channel(os.environ))
 
 
 def _channel(environment: Mapping[str, str]) -> socket.socket | None:
     """To the process that forks; None if it has another environment."""
     global _template
+    if spawned.differ(_ENVIRONMENT, environment):
+        return None
     if _template is None:
         ours, its = socket.socketpair()
         command = [sys.executable, "-c", f"from helpers import warm; warm.serve({its.fileno()})"]
         # It ends when this end of the channel is closed.
-        path = os.pathsep.join([str(TESTS), environment.get("PYTHONPATH", "")])
+        path = os.pathsep.join([str(TESTS), _ENVIRONMENT.get("PYTHONPATH", "")])
         process = subprocess.Popen(
             command,
-            env={**environment, "PYTHONPATH": path},
+            env={**_ENVIRONMENT, "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
             pass_fds=[its.fileno()],
             start_new_session=True,
@@ -119,9 +125,8 @@ def _channel(environment: Mapping[str, str]) -> socket.socket | None:
         )
         its.close()
         atexit.register(_end, os.getpid(), ours, process)
-        _template = _lasting(environment), ours, process
-    its_environment, channel, _ = _template
-    return channel if its_environment == _lasting(environment) else None
+        _template = ours, process
+    return _template[0]
 
 
 def _end(owner: int, channel: socket.socket, process: subprocess.Popen) -> None:
@@ -131,43 +136,19 @@ def _end(owner: int, channel: socket.socket, process: subprocess.Popen) -> None:
         process.wait()
 
 
-@contextlib.contextmanager
-def _adopting() -> Iterator[None]:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_ADOPT_ORPHANS, 1, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "prctl")
-    try:
-        yield
-    finally:
-        libc.prctl(_ADOPT_ORPHANS, 0, 0, 0, 0)
-
-
 class Forked:
     """What :class:`subprocess.Popen` with text and pipes is, as far as it is used here."""
 
-    def __init__(
-        self,
-        channel: socket.socket,
-        arguments: Sequence[str],
-        environment: Mapping[str, str],
-        folder: str,
-        with_stderr: bool,
-    ) -> None:
+    def __init__(self, channel: socket.socket, request: Mapping[str, object], with_stderr: bool) -> None:
         self.returncode: int | None = None
         (its_in, our_in), (our_out, its_out) = os.pipe(), os.pipe()
         our_err, its_err = (None, os.dup(its_out)) if with_stderr else os.pipe()
         self.stdin = open(our_in, "w")
         self.stdout = open(our_out, errors="replace")
         self.stderr = None if our_err is None else open(our_err, errors="replace")
-        request = pickle.dumps((list(arguments), dict(environment), folder))
-        with _adopting():
-            socket.send_fds(channel, [len(request).to_bytes(8, "little")], [its_in, its_out, its_err])
-            channel.sendall(request)
-            self.pid = int.from_bytes(channel.recv(8, socket.MSG_WAITALL), "little")
+        self.pid = forks.ask(channel, ("run", request), [its_in, its_out, its_err])
         for descriptor in (its_in, its_out, its_err):
             os.close(descriptor)
-        if not self.pid:
-            raise RuntimeError("the process that forks has ended")
         self._end = os.pidfd_open(self.pid)
 
     def wait(self, timeout: float | None = None) -> int:
@@ -213,49 +194,27 @@ def serve(descriptor: int) -> None:
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     for name in MODULES:
         importlib.import_module(name)
+    # With the first call numba prepares its compiler, which takes as long as to import it.
+    sys.modules["numba"].njit(lambda x: x)(0.0)
     # What there is by now is not looked through, and so not copied, in each process.
     gc.freeze()
-    channel = socket.socket(fileno=descriptor)
-    while True:
-        head, given, _, _ = socket.recv_fds(channel, 8, 3)
-        if not head:
-            os._exit(0)
-        request = channel.recv(int.from_bytes(head, "little"), socket.MSG_WAITALL)
-        tell, told = os.pipe()
-        between = os.fork()
-        if not between:
-            if os.fork():
-                os._exit(0)
-            break
-        os.close(told)
-        child = os.read(tell, 8)
-        os.close(tell)
-        for descriptor in given:
-            os.close(descriptor)
-        # Until this has ended, the new process has another parent than it is to have.
-        os.waitpid(between, 0)
-        channel.sendall(child)
-    channel.close()
+    (kind, request), descriptors = forks.fork_when_asked(socket.socket(fileno=descriptor))
+    if kind == "spawn":
+        spawned.begin(request, descriptors)
+        return
     os.setsid()
-    for target, descriptor in enumerate(given):
-        os.dup2(descriptor, target)
-        os.close(descriptor)
-    os.write(told, os.getpid().to_bytes(8, "little"))
-    os.close(told)
-    os.close(tell)
-    _run(*pickle.loads(request))
+    forks.renumber(descriptors, range(3))
+    _run(**request)
 
 
-def _run(arguments: list[str], environment: dict[str, str], folder: str) -> None:
+def _run(arguments: Sequence[str], environment: Mapping[str, str], folder: str, spawns_anew: bool) -> None:
     """As ``python *arguments`` does."""
     before = {os.path.abspath(path) for path in os.environ["PYTHONPATH"].split(os.pathsep)}
     others = [path for path in sys.path[1:] if path not in before]
     sys.path[1:] = filter(None, [*environment.get("PYTHONPATH", "").split(os.pathsep), *others])
-    os.environ.clear()
-    os.environ.update(environment)
-    os.chdir(folder)
-    # Processes that are spawned from here begin there.
-    multiprocessing.process.ORIGINAL_DIR = folder
+    spawned.take_environment(environment, folder)
+    if not spawns_anew:
+        spawned.have_fork_for_this_process()
     kind, *rest = arguments
     main = types.ModuleType("__main__")
     vars(main).update(__builtins__=builtins)

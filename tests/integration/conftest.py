@@ -11,8 +11,8 @@ def start() -> Iterator[Callable[..., Script]]:
     """Starts a script of the examples; all that it started are gone after the test."""
     scripts: list[Script] = []
 
-    def start(*arguments: str) -> Script:
-        scripts.append(Script(*arguments))
+    def start(*arguments: str, spawns_anew: bool = False) -> Script:
+        scripts.append(Script(*arguments, spawns_anew=spawns_anew))
         return scripts[-1]
 
     yield start

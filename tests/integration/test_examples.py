@@ -197,7 +197,8 @@ def test_the_graph_example_leaves_nothing_behind_at_ctrl_c(start):
 
 
 def test_the_graph_example_ends_at_ctrl_c_while_its_processes_start(start):
-    script = start("ewma_chain_graph.py", *ENDLESS)
+    # The processes import what they need in the meantime.
+    script = start("ewma_chain_graph.py", *ENDLESS, spawns_anew=True)
     script.read_until("starting")
     # To all processes, as a terminal does.
     os.killpg(script.pid, signal.SIGINT)

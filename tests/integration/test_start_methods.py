@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
+from helpers import spawned
 from helpers.processes import RecordedLog, in_fresh_process, run_graph
 
 from ezmsg.mlx import AsArray, AsArraySettings, AsArrayTransformer, Pow, PowSettings, PowTransformer
@@ -163,6 +164,7 @@ def squares_in_graph() -> tuple[list[float], list[str]]:
 @pytest.mark.parametrize("method", [m for m in ("spawn", "forkserver") if m in multiprocessing.get_all_start_methods()])
 @in_fresh_process
 def test_a_new_process_works_whether_this_one_has_used_mlx_or_not(method, cpu_only):
+    spawned.spawn_anew()
     multiprocessing.set_start_method(method, force=True)
     assert squares_in_child() == EXPECTED
     assert squares(range(1)) == [0.0]
