@@ -26,9 +26,9 @@ _HEEDED = (
     # Set by pytest, or for a terminal that there is not; or heeded in a new process, see take_environment().
     *("PYTEST_", "COLUMNS", "FORCE_COLOR", "PYTHONPATH", "EZMSG_LOGLEVEL", "EZMSG_DISABLE_BACKPRESSURE_WARNING"),
     # Read when they are needed, or by what is not imported yet.
-    *("EZMSG_PROFILER", "EZMSG_STRICT_SHUTDOWN", "EZMSG_MLX_", "MLX_"),
-    # Set by Dask for its workers: how many threads compute.
-    *("MALLOC_", "MKL_", "OMP_", "OPENBLAS_"),
+    *("EZMSG_PROFILER", "EZMSG_STRICT_SHUTDOWN", "EZMSG_MLX_", "MLX_", "DASK_", "__DASK_"),
+    # Set by Dask for its workers: how many threads compute, and one hash for all, which forked processes have.
+    *("MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHONHASHSEED"),
 )
 """What names of variables begin with that may differ from those which the first process had."""
 

@@ -28,6 +28,9 @@ from . import forks, spawned
 
 MODULES = ("numpy", "scipy.signal", "numba", "ezmsg.core", "ezmsg.baseproc", "ezmsg.util.messages.axisarray", "pytest")
 
+OFFLINE = ("distributed", "distributed.nanny", "zarr", "pynwb", "rich.progress")
+"""For processes that read and write recordings."""
+
 TIME_LIMIT = 300.0
 """Seconds after which a process is ended with all its children. Only a hang takes that long, on a busy machine too."""
 
@@ -36,8 +39,8 @@ TESTS = pathlib.Path(__file__).parents[1]
 _ENVIRONMENT = dict(os.environ)
 """Of the first process, whichever test asks for it."""
 
-_template: "tuple[socket.socket, subprocess.Popen] | None" = None
-"""The way to it, and itself."""
+_channels: dict[tuple[str, ...], socket.socket] = {}
+"""To the processes that fork, by what they have imported besides :data:`MODULES`."""
 
 
 def start(
@@ -47,17 +50,18 @@ def start(
     folder: str | os.PathLike | None = None,
     with_stderr: bool = False,
     spawns_anew: bool = False,
+    modules: tuple[str, ...] = (),
 ) -> "subprocess.Popen[str] | Forked":
     """``python *arguments`` in a session of its own, with pipes; *with_stderr*, one for both outputs.
 
-    What it spawns has the same imported, too, unless it *spawns_anew*. With another environment than the first process
-    had, or elsewhere than on Linux, nothing is imported beforehand.
+    The *modules* are imported, too, and all this also in what it spawns, unless it *spawns_anew*. With another
+    environment than the first process had, or elsewhere than on Linux, nothing is imported beforehand.
     """
     pipe = subprocess.PIPE
     stderr = subprocess.STDOUT if with_stderr else pipe
     if sys.platform == "linux":
         with forks.lock:
-            channel = _channel(environment)
+            channel = _channel(environment, modules)
             if channel is not None:
                 request = {
                     "arguments": list(arguments),
@@ -99,41 +103,46 @@ def _heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def spawn_here_too() -> None:
+def spawn_here_too(modules: tuple[str, ...] = ()) -> None:
     """Have what this process spawns begin in the same way."""
     if sys.platform == "linux":
-        spawned.fork_from(lambda: _channel(os.environ))
+        spawned.fork_from(lambda: _channel(os.environ, modules))
 
 
-def _channel(environment: Mapping[str, str]) -> socket.socket | None:
+def _channel(environment: Mapping[str, str], modules: tuple[str, ...]) -> socket.socket | None:
     """To the process that forks; None if it has another environment."""
-    global _template
     if spawned.differ(_ENVIRONMENT, environment):
         return None
-    if _template is None:
+    if modules not in _channels:
         ours, its = socket.socketpair()
-        command = [sys.executable, "-c", f"from helpers import warm; warm.serve({its.fileno()})"]
-        # It ends when this end of the channel is closed.
-        path = os.pathsep.join([str(TESTS), _ENVIRONMENT.get("PYTHONPATH", "")])
-        process = subprocess.Popen(
-            command,
-            env={**_ENVIRONMENT, "PYTHONPATH": path},
-            stdin=subprocess.DEVNULL,
-            pass_fds=[its.fileno()],
-            start_new_session=True,
-            preexec_fn=_heed_interrupts,
-        )
+        if modules:
+            forks.ask(_channel(environment, ()), ("serve", modules), [its.fileno()])
+        else:
+            _start_to_serve(its)
         its.close()
-        atexit.register(_end, os.getpid(), ours, process)
-        _template = ours, process
-    return _template[0]
+        atexit.register(_end, os.getpid(), ours)
+        _channels[modules] = ours
+    return _channels[modules]
 
 
-def _end(owner: int, channel: socket.socket, process: subprocess.Popen) -> None:
+def _start_to_serve(channel: socket.socket) -> None:
+    path = os.pathsep.join([str(TESTS), _ENVIRONMENT.get("PYTHONPATH", "")])
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"from helpers import warm; warm.serve({channel.fileno()})"],
+        env={**_ENVIRONMENT, "PYTHONPATH": path},
+        stdin=subprocess.DEVNULL,
+        pass_fds=[channel.fileno()],
+        start_new_session=True,
+        preexec_fn=_heed_interrupts,
+    )
+    # After the other end is closed, which is registered later and so comes first.
+    atexit.register(process.wait)
+
+
+def _end(owner: int, channel: socket.socket) -> None:
     if os.getpid() == owner:
         # Not close(): a forked child may have a copy.
         channel.shutdown(socket.SHUT_RDWR)
-        process.wait()
 
 
 class Forked:
@@ -196,15 +205,24 @@ def serve(descriptor: int) -> None:
         importlib.import_module(name)
     # With the first call numba prepares its compiler, which takes as long as to import it.
     sys.modules["numba"].njit(lambda x: x)(0.0)
+    _serve(socket.socket(fileno=descriptor))
+
+
+def _serve(channel: socket.socket) -> None:
     # What there is by now is not looked through, and so not copied, in each process.
     gc.freeze()
-    (kind, request), descriptors = forks.fork_when_asked(socket.socket(fileno=descriptor))
-    if kind == "spawn":
+    (kind, request), descriptors = forks.fork_when_asked(channel)
+    if kind == "serve":
+        for name in request:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+        _serve(socket.socket(fileno=descriptors[0]))
+    elif kind == "spawn":
         spawned.begin(request, descriptors)
-        return
-    os.setsid()
-    forks.renumber(descriptors, range(3))
-    _run(**request)
+    else:
+        os.setsid()
+        forks.renumber(descriptors, range(3))
+        _run(**request)
 
 
 def _run(arguments: Sequence[str], environment: Mapping[str, str], folder: str, spawns_anew: bool) -> None:

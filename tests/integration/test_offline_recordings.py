@@ -51,7 +51,7 @@ class Script:
     def __init__(self, *options: str | os.PathLike) -> None:
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("EZMSG_", "FORCE_COLOR"))}
         arguments = [str(EXAMPLES / "offline_recordings.py"), *map(str, options)]
-        self.process = warm.start(arguments, environment=environment)
+        self.process = warm.start(arguments, environment=environment, modules=warm.OFFLINE)
 
     def finish(self) -> tuple[int, str, str]:
         try:
@@ -76,13 +76,16 @@ class Script:
 
 @pytest.fixture(scope="module", autouse=True)
 def this_process_as_it_was() -> Iterator[None]:
-    """The example asks for a limit, and for fewer log messages, in the process that it runs in."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setenv("EZMSG_LOGLEVEL", "WARNING")
-        level = ez.logger.level
-        yield
-        ez.logger.setLevel(level)
-        withdraw_cache_limit(offline_features.WORKER)
+    """The example asks for a limit, and for fewer log messages, in the process that it runs in; Dask sets variables."""
+    environment, level = dict(os.environ), ez.logger.level
+    os.environ["EZMSG_LOGLEVEL"] = "WARNING"
+    warm.spawn_here_too(warm.OFFLINE)
+    yield
+    warm.spawn_here_too()
+    withdraw_cache_limit(offline_features.WORKER)
+    ez.logger.setLevel(level)
+    os.environ.clear()
+    os.environ.update(environment)
 
 
 @pytest.fixture(scope="module")
@@ -309,8 +312,10 @@ def test_a_scheduler_that_is_not_there_is_told_in_one_line():
 def test_a_scheduler_that_goes_away_ends_in_a_summary(alone, tmp_path):
     folder, _ = alone
     file = tmp_path / "scheduler.json"
-    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
-    scheduler = subprocess.Popen([*command, "--no-dashboard", "--scheduler-file", str(file)], stderr=subprocess.DEVNULL)
+    command = ["-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard"]
+    scheduler = warm.start(
+        [*command, "--scheduler-file", str(file)], environment=os.environ, with_stderr=True, modules=warm.OFFLINE
+    )
     try:
         deadline = time.monotonic() + TIME_LIMIT
         while not file.exists():
@@ -324,8 +329,8 @@ def test_a_scheduler_that_goes_away_ends_in_a_summary(alone, tmp_path):
                 assert script.process.poll() is None and time.monotonic() < deadline
                 time.sleep(0.05)
     finally:
-        scheduler.kill()
-        scheduler.wait()
+        os.kill(scheduler.pid, signal.SIGKILL)
+        scheduler.communicate()
     code, out, err = script.finish()
     assert (code, err) == (1, "")
     gone = f"--scheduler {address}: it does not answer any more; the same command leaves 0 finished recordings alone"
