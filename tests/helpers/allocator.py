@@ -31,6 +31,11 @@ class Allocator(types.ModuleType):
         self.limit = GPU_DEFAULT if gpu else MLX_CPU_DEFAULT
         self.cached = 0
         self.of_shape: dict[tuple[int, ...], int] = {}
+        """By the shape of the message whose buffers they are; what was freed last comes last."""
+
+        self.n_missed = 0
+        """Bytes that messages have not found in the cache."""
+
         self.peak = 0
         self.calls: Counter[str] = Counter()
         self.metal = types.SimpleNamespace(is_available=lambda: self.is_available(False))
@@ -50,7 +55,11 @@ class Allocator(types.ModuleType):
         old, self.limit = self.limit, limit
         if not self.gpu:
             # A GPU allocator trims at its next allocation instead.
-            self.cached = min(self.cached, limit)
+            excess = max(self.cached - limit, 0)
+            self.cached -= excess
+            for shape, held in self.of_shape.items():
+                dropped = min(held, excess)
+                self.of_shape[shape], excess = held - dropped, excess - dropped
         return old
 
     def get_cache_memory(self) -> int:
@@ -82,14 +91,15 @@ class Allocator(types.ModuleType):
 
     def leave(self, shape: tuple[int, ...], mib: float) -> None:
         """A message of this shape has left so many MiB: its buffers are found again, as far as they are there."""
-        owned = self.of_shape[shape] = min(self.of_shape.get(shape, 0), self.cached)
+        owned = self.of_shape[shape] = min(self.of_shape.pop(shape, 0), self.cached)
         n_bytes = int(mib * MIB)
+        self.n_missed += max(n_bytes - owned, 0)
         if self.gpu and self.cached - owned + n_bytes > self.limit:
             # What was used least recently goes.
             self.of_shape = {shape: min(n_bytes, self.limit)}
             self.cached = self.of_shape[shape]
             return
-        added = min(n_bytes - owned, max(self.limit - self.cached, 0))
+        added = min(max(n_bytes - owned, 0), max(self.limit - self.cached, 0))
         self.of_shape[shape] += added
         self.cached += added
 

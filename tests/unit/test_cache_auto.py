@@ -42,11 +42,12 @@ def margin(mlx: Allocator) -> float:
     return auto.GPU_MARGIN if mlx.gpu else auto.MARGIN
 
 
-def test_on_the_cpu_a_working_set_that_fits_keeps_the_limit_of_mlx(cpu):
-    run(cpu, node := Node("A"), STEADY, 20.0)
+def test_on_the_cpu_the_limit_begins_with_that_of_mlx_and_goes_below_it_for_a_small_working_set(cpu):
+    run(cpu, node := Node("A"), STEADY, 8.0, n=auto.N_QUIET)
     assert cpu.limit_mb == cache_limit().limit_mb == 32.0
+    run(cpu, node, STEADY, 8.0)
+    assert cpu.limit_mb == cache_limit().limit_mb == 10.0
     assert cache_limit().node == "A (auto)"
-    assert node is not None
 
 
 @pytest.mark.parametrize("working_set", [30.0, 60.0, 100.0, 400.0])
@@ -98,50 +99,84 @@ def test_the_limit_follows_the_steady_message_up_and_down(mlx):
         assert mlx.limit_mb == pytest.approx(margin(mlx) * working_set, rel=0.11)
 
 
-def test_a_stall_changes_no_limit_and_leaves_no_rest_on_the_cpu(cpu):
+LARGE, LARGE_STALL = (3000, 1024), (15000, 1024)
+
+
+def test_on_the_cpu_a_steady_message_misses_nothing_once_it_is_measured(cpu):
+    run(cpu, node := Node(), LARGE, 100.0, n=auto.N_QUIET + 1)
+    cpu.n_missed = 0
+    run(cpu, node, LARGE, 100.0)
+    assert (cpu.n_missed, cpu.limit_mb, cpu.cached) == (0, 125.0, 100 * MIB)
+
+
+def test_on_the_cpu_a_large_stall_finds_its_buffers_again_and_takes_none_of_the_steady_message(cpu):
     node = Node()
-    run(cpu, node, STEADY, 40.0)
-    cpu.clear_cache()
-    # The buffers of the stall come first and take the place of the steady message's.
-    run(cpu, node, STALL, 45.0, n=1)
-    run(cpu, node, STEADY, 40.0, n=1)
-    assert cpu.held(STEADY) < 10 * MIB
-    run(cpu, node, STEADY, 40.0)
-    assert (cpu.limit_mb, cpu.held(STEADY), cpu.held(STALL)) == (50.0, 40 * MIB, 0)
+    run(cpu, node, LARGE, 40.0)
+    with RecordedLog() as log:
+        for length in (15000, 14000, 16000):
+            stall = (length, 1024)
+            run(cpu, node, stall, 120.0, n=1)
+            assert cpu.held(stall) == 120 * MIB
+            cpu.n_missed = 0
+            run(cpu, node, LARGE, 40.0)
+            assert (cpu.n_missed, cpu.limit_mb, cpu.held(LARGE)) == (0, 50.0, 40 * MIB)
+            assert cpu.cached <= 50 * MIB
+    assert not log.infos and not log.warnings
+
+
+@pytest.mark.parametrize("by", ["a node", "the user"])
+def test_on_the_cpu_a_limit_that_is_lifted_for_a_stall_is_no_disagreement(cpu, by):
+    fixed, node = Node("fixed"), Node("auto")
+    with RecordedLog() as log:
+        if by == "a node":
+            apply_cache_limit(fixed, 60.0)
+        else:
+            cpu.set_outside(60.0)
+        run(cpu, node, LARGE, 40.0)
+        run(cpu, node, LARGE_STALL, 120.0, n=1)
+        assert cpu.limit_mb == 60.0
+        run(cpu, node, LARGE, 40.0)
+    assert cpu.limit_mb == 50.0
+    assert not [line for line in log.infos + log.warnings if "512" in line]
+
+
+def test_on_the_cpu_a_small_stall_which_malloc_serves_gets_no_room(cpu):
+    node = Node()
+    run(cpu, node, STEADY, 2.0)
+    run(cpu, node, STALL, 60.0, n=1)
+    assert cpu.limit_mb == 3.0 and cpu.cached <= 3 * MIB
+
+
+def test_on_the_cpu_what_the_steady_message_needs_after_a_stall_is_measured_again_if_it_has_grown(cpu):
+    node = Node()
+    run(cpu, node, LARGE, 70.0)
+    run(cpu, node, LARGE_STALL, 120.0, n=1)
+    # A stage keeps a part of a bin, and needs one more buffer from now on.
+    run(cpu, node, LARGE, 106.0)
+    assert cpu.limit_mb == 133.0 and cpu.held(LARGE) == 106 * MIB
+    before = cpu.calls["clear_cache"]
+    run(cpu, node, LARGE_STALL, 120.0, n=1)
+    run(cpu, node, LARGE, 106.0)
+    assert cpu.calls["clear_cache"] == before
+
+
+def test_on_the_cpu_a_stream_that_stays_unsteady_gets_no_room_for_good(cpu):
+    node = Node()
+    run(cpu, node, LARGE, 40.0)
+    for length in range(20):
+        run(cpu, node, (15000 + length, 1024), 120.0, n=1)
+    assert cpu.limit_mb == 50.0 and cpu.cached <= 50 * MIB
 
 
 def test_stalls_that_come_often_do_not_keep_the_limit_from_being_found(mlx):
     node = Node()
-    for number in range(60):
-        run(mlx, node, (9000 + number, 4), 45.0, n=1)
-        run(mlx, node, STEADY, 100.0, n=8)
-    assert mlx.limit_mb == pytest.approx(margin(mlx) * 100.0, rel=0.11)
-
-
-@pytest.mark.parametrize("n_buffers", [0, 1, 4])
-def test_on_the_cpu_buffers_larger_than_the_limit_are_noticed_though_the_cache_is_never_full(cpu, n_buffers):
-    node, large, stall = Node(), (9000, 1024), (15000, 1024)
-
-    def run_large(shape: tuple[int, ...], n: int) -> None:
-        mib = 4 * shape[0] * shape[1] / MIB
-        for _ in range(n):
-            follow_cache_limit(node, shape)
-            # Taken from the cache as far as they are there, and given back.
-            if shape == large:
-                cpu.cached -= min(cpu.cached, int(n_buffers * mib * MIB))
-            for _ in range(n_buffers):
-                cpu.free(mib)
-
-    run_large(large, ENOUGH)
-    needed = n_buffers * 4 * 9000 * 1024 / MIB
-    assert cpu.cached == pytest.approx(needed * MIB)
-    assert cpu.limit_mb == pytest.approx(max(auto.MARGIN * needed, 32.0), rel=0.11)
     with RecordedLog() as log:
-        for _ in range(5):
-            run_large(stall, 1)
-            run_large(large, 30)
-    assert cpu.cached == pytest.approx(needed * MIB)
-    assert not [line for line in log.infos if "(auto): " in line]
+        for number in range(60):
+            run(mlx, node, (9000 + number, 4), 45.0, n=1)
+            run(mlx, node, STEADY, 100.0, n=8)
+    # Not by the limit in force, which may be lifted at this moment.
+    (found,) = (line for line in log.infos if "the working set of the running stream is 100.0 MiB" in line)
+    assert f"-> {margin(mlx) * 100.0:g} MiB" in found
 
 
 def test_stalls_that_fill_nothing_cost_nothing(cpu):
@@ -174,10 +209,9 @@ def test_a_stream_that_is_never_steady_is_left_at_the_start(mlx):
 def test_each_change_is_logged_with_its_reason(cpu):
     with RecordedLog() as log:
         run(cpu, node := Node("CHAIN/TO_MLX"), STEADY, 40.0)
-    changes = [line for line in log.infos if line.startswith("CHAIN/TO_MLX (auto): ")]
-    assert "32 MiB -> 64 MiB" in changes[0] and "full with steady messages alone" in changes[0]
-    assert "64 MiB -> 50 MiB" in changes[1] and "working set of the running stream is 40.0 MiB" in changes[1]
-    assert len(changes) == 2 and not log.warnings
+    (change,) = (line for line in log.infos if line.startswith("CHAIN/TO_MLX (auto): "))
+    assert "32 MiB -> 50 MiB" in change and "working set of the running stream is 40.0 MiB" in change
+    assert not log.warnings
     assert node is not None
 
 
@@ -233,11 +267,11 @@ def test_a_node_may_change_between_a_number_and_auto(cpu):
     node = Node()
     apply_cache_limit(node, 16.0)
     run(cpu, node, STEADY, 100.0)
-    assert cpu.limit_mb == 128.0
+    assert cpu.limit_mb == 125.0
     apply_cache_limit(node, 16.0)
     assert cpu.limit_mb == 16.0
     run(cpu, node, STEADY, 100.0)
-    assert cpu.limit_mb == 128.0
+    assert cpu.limit_mb == 125.0
 
 
 def test_the_limit_does_not_outgrow_the_machine(cpu, monkeypatch):

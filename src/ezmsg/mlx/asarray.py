@@ -49,8 +49,8 @@ class AsArraySettings(sigproc.AsArraySettings):
     MLX keeps freed buffers for reuse, by size; every message length never seen before adds some that nothing
     reuses. The limit bounds them. ``0`` turns the cache off, which is slower, and ``None`` leaves MLX alone. A limit
     below the working set of the steady message costs speed, one above it costs none.
-    ``"auto"`` measures the working set in the running stream, and follows it: on the CPU from MLX's own 32 MiB
-    upwards where that pays, on a GPU from 512 MiB up or down (see :mod:`ezmsg.mlx.cache.auto`).
+    ``"auto"`` measures the working set in the running stream, and follows it up or down: on the CPU from MLX's own
+    32 MiB, on a GPU from 512 MiB (see :mod:`ezmsg.mlx.cache.auto`).
 
     The limit belongs to the process: where several nodes ask, the tightest is in force, whichever converts
     first (see :mod:`ezmsg.mlx.cache`). May be changed at run time."""

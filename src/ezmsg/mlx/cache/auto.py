@@ -2,21 +2,22 @@
 
 There is one such limit in a process, since there is one cache; all nodes that ask for ``"auto"`` share it. It begins
 with MLX's own limit on the CPU, 32 MiB, and with 512 MiB on a GPU. When the stream is steady it is measured: the cache
-is emptied, so that it holds nothing but what the steady message leaves in it, and the most that it has held after
-:data:`N_MEASURED` messages is the working set. A cache that fills its limit meanwhile gets one of twice the size, and
-is measured on. After a stall in the middle of that, it is emptied again, and the count goes on.
+is emptied, so that it holds nothing but what the steady message leaves in it, and the most that is cached or in use in
+:data:`N_MEASURED` messages, less what is in use all the time, is the working set. A cache that fills its limit
+meanwhile gets one of twice the size, and is measured on. After a stall in the middle of that, it is emptied again, and
+the count goes on. The stream is measured again when it has become steady at another length.
 
 On a GPU messages overlap: when one begins, buffers of those before it are still in use, since the device has not come
-to them, or since MLX has not heard yet that it has. So they count, too, and the limit has room for three messages: one
-that begins, one that is computed, and one whose buffers come back. At a limit of one working set, each message would
-find that what it needs has just been freed.
+to them, or since MLX has not heard yet that it has. So the limit has room for three messages: one that begins, one that
+is computed, and one whose buffers come back. At a limit of one working set, each message would find that what it needs
+has just been freed. What a stall has left goes by itself, since MLX drops there what was used least recently.
 
-The stream is measured again when it has become steady at another length. On the CPU it is also measured again when a
-stall has passed that left the cache full: a full cache turns away there what is freed, so what a stall has left would
-keep the place of the steady message's buffers for good.
-
-On the CPU the limit stays at MLX's own as long as the working set fits into it: from 30 to 9000 samples of 64 to 1024
-channels a larger one did not make the example chain faster there. Beyond, it did.
+On the CPU a full cache turns away what is freed. So the limit is lifted while the stream is measured, and for a message
+of another length, which then finds its own buffers again; a large one that the cache has turned away goes back to the
+system, and its pages have to be zeroed once more. When the stream is steady again, the limit goes back to what it was,
+and MLX drops what was freed first, which is what the stall has left. Then the limit is lifted once more, to see whether
+the steady message still finds all that it needs. If the cache grows, it does not: what a stall leaves in a stage, like
+a part of a bin, may change the sizes of its buffers. Then the stream is measured again.
 """
 
 import math
@@ -39,6 +40,9 @@ N_QUIET = 4
 N_MEASURED = 12
 """For so many steady messages the cache is watched. In a graph, one message begins before the last one has left."""
 
+LEAST_MB = 1.0
+"""The least that is asked for."""
+
 MARGIN = 1.25
 """The limit is so many times the working set, as the one that :mod:`ezmsg.mlx.plan` recommends."""
 
@@ -46,6 +50,16 @@ GPU_MARGIN = 3.0
 """The same on a GPU, where so many messages overlap."""
 
 GPU_START_MB = 512.0
+
+LIFTED_MB = 512.0
+"""What the limit is lifted to on the CPU, or to twice itself where that is more: what a node asks for by default."""
+
+# In bytes. On the CPU the limit is lifted for a message of another length that is larger, as float32: glibc's malloc
+# keeps what is freed, but for allocations above this size.
+_LARGE = 32 * MIB
+
+# It stays lifted for so many changes of the length until the stream is steady again. A stall is two.
+_MOST_CHANGES = 8
 
 # A measured limit that is this close to the one in force is not worth a change.
 _CLOSE = 0.1
@@ -79,8 +93,10 @@ class AutoLimit:
         self._shapes: dict[int, Shape] = {}
         self._measured_shapes: dict[int, Shape] = {}
         self._disturbed = True
-        self._n_quiet = self._n_left = 0
+        self._n_quiet = self._n_left = self._n_changes = 0
         self._most = self._least_active = 0
+        self._lifted_mb: float | None = None
+        self._is_check = False
         self._interrupted: tuple[dict[int, Shape], int, int] | None = None
 
     def apply(self, node: object, shape: Shape) -> None:
@@ -93,7 +109,7 @@ class AutoLimit:
                 self._begin()
         else:
             self._note(node, shape)
-        self._guard.apply(self, self.limit_mb)
+        self._guard.apply(self, self._asked_mb, is_passing=self._lifted_mb is not None)
 
     def forget(self, node: object) -> None:
         """No longer count *node*; without any, nothing is asked for."""
@@ -105,7 +121,7 @@ class AutoLimit:
         if self.nodes.pop(key, None) is not None and not self.nodes:
             self._guard.withdraw(self)
             # The next stream is another one.
-            self.working_set_mb, self._measured_shapes = None, {}
+            self.working_set_mb, self._measured_shapes, self._lifted_mb = None, {}, None
 
     def _note(self, node: object, shape: Shape) -> None:
         """Another shape than before: the stream is not steady, or not any more."""
@@ -113,98 +129,129 @@ class AutoLimit:
         if not self.nodes:
             import_mlx()
             self.node_name = f"{getattr(node, 'node_name', None) or type(node).__name__} (auto)"
-            self.limit_mb = GPU_START_MB if has_gpu_allocator() else _floor_mb()
+            self.limit_mb = GPU_START_MB if has_gpu_allocator() else MLX_CPU_DEFAULT / MIB
         if key not in self.nodes:
             self.nodes[key] = weakref.ref(node, lambda _: self._forget(key))
             # What it has asked for by a number.
             self._guard.withdraw(node)
-        if self._n_left > 0:
+        if self._n_left > 0 and not self._is_check:
             self._interrupted = dict(self._shapes), self._n_left, self._most
+        if self._n_left > 0:
+            # It was lifted for that.
+            self._lower()
         self._shapes[key] = shape
         self._n_quiet = self._n_left = 0
         self._disturbed = True
+        self._n_changes += 1
+        if self._n_changes > _MOST_CHANGES:
+            self._lower()
+        elif self.working_set_mb is not None and 4 * math.prod(shape) > _LARGE and not has_gpu_allocator():
+            self._lift()
 
     def _begin(self) -> None:
-        """The stream is steady: measure, if at other lengths than before, or if a stall has filled the cache."""
-        if self._guard.leaves_cache_alone:
+        """The stream is steady: measure, if at other lengths than before; else see whether the limit still holds it."""
+        if self._guard.leaves_cache_alone or (not has_gpu_allocator() and self._is_overruled(self.limit_mb)):
             return
-        self._disturbed = False
+        self._disturbed, self._n_changes = False, 0
+        self._is_check = self._measured_shapes == self._shapes
+        if not self._is_check:
+            self._start()
+        elif not has_gpu_allocator():
+            # MLX drops what was freed first. The steady messages have used their buffers since.
+            self._lower()
+            self._n_left, self._most = N_MEASURED * len(self.nodes), 0
+
+    def _start(self) -> None:
+        """Empty the cache, and watch it."""
         mx = import_mlx()
-        if self._measured_shapes == self._shapes and (has_gpu_allocator() or not self._fills(mx.get_cache_memory())):
-            # On a GPU a full cache drops what was used least recently, and that is what the stall has left.
-            return
+        self._is_check = False
         if has_gpu_allocator():
             # What is in use when nothing is under way: no part of what goes round.
             mx.synchronize()
-            self._least_active = mx.get_active_memory()
+        else:
+            self._lift()
+        self._least_active = mx.get_active_memory()
         mx.clear_cache()
-        self._start()
+        self._n_left, self._most = N_MEASURED * len(self.nodes), 0
         if self._interrupted is not None and self._interrupted[0] == self._shapes:
             # Where stalls come often, no steady stretch is long enough.
             _, self._n_left, self._most = self._interrupted
         self._interrupted = None
 
-    def _start(self) -> None:
-        self._n_left = N_MEASURED * len(self.nodes)
-        self._most = 0
-
     def _measure(self) -> None:
         if self._guard.leaves_cache_alone:
             return
         mx = import_mlx()
-        if has_gpu_allocator():
-            active = mx.get_active_memory()
-            self._least_active = min(self._least_active, active)
-            self._most = max(self._most, active + mx.get_cache_memory() - self._least_active)
-        else:
-            self._most = max(self._most, mx.get_cache_memory())
+        active = mx.get_active_memory()
+        self._least_active = min(self._least_active, active)
+        used = active + mx.get_cache_memory() - self._least_active
         self._n_left -= 1
-        if self._fills(self._most) and self._may_grow() and not self._is_known(self._most):
-            self._change(min(2.0 * self.limit_mb, _most_mb()), "the cache is full with steady messages alone")
+        if self._is_check:
+            self._check(used)
+            return
+        self._most = max(self._most, used)
+        if self._fills(self._most) and self._may_grow():
+            self._grow()
+            self._n_left = N_MEASURED * len(self.nodes)
+        if self._n_left == 0:
+            self._settle()
+
+    def _check(self, used: int) -> None:
+        """On the CPU, after a stall: a cache that grows does not hold what the steady message needs."""
+        if self._lifted_mb is None:
+            self._lift()
+            self._most = used
+        elif used > self._most + _CLOSE * self.limit_mb * MIB:
             self._start()
-        if self._n_left > 0:
-            return
-        if self._is_known(self._most):
-            return
+        elif self._n_left == 0:
+            self._lower()
+
+    def _settle(self) -> None:
+        """The stream is measured: the limit follows."""
         self._measured_shapes, self.working_set_mb = dict(self._shapes), None
-        if self._fills(self._most):
+        fills, filled_mb = self._fills(self._most), self._asked_mb
+        self._lower()
+        if fills:
             # How large the working set is cannot be seen.
+            if filled_mb > self.limit_mb:
+                self._change(filled_mb, "the cache is full with steady messages alone")
             return
         self.working_set_mb = self._most / MIB
         margin = GPU_MARGIN if has_gpu_allocator() else MARGIN
-        wanted = min(max(float(math.ceil(margin * self.working_set_mb)), _floor_mb()), _most_mb())
+        wanted = min(max(float(math.ceil(margin * self.working_set_mb)), LEAST_MB), _most_mb())
         if abs(wanted - self.limit_mb) > _CLOSE * self.limit_mb:
             self._change(wanted, f"the working set of the running stream is {self.working_set_mb:.1f} MiB")
+
+    def _grow(self) -> None:
+        if self._lifted_mb is None:
+            self._change(min(2.0 * self.limit_mb, _most_mb()), "the cache is full with steady messages alone")
+        else:
+            self._lifted_mb = min(2.0 * self._lifted_mb, _most_mb())
+
+    def _lift(self) -> None:
+        self._lifted_mb = min(max(LIFTED_MB, 2.0 * self.limit_mb), _most_mb())
+
+    def _lower(self) -> None:
+        self._lifted_mb = None
 
     def _change(self, limit_mb: float, why: str) -> None:
         ez.logger.info(f"{self.node_name}: {self.limit_mb:g} MiB -> {limit_mb:g} MiB, since {why}.")
         self.limit_mb = limit_mb
 
-    def _fills(self, cache: int) -> bool:
-        if cache >= _FULL * self.limit_mb * MIB:
-            return True
-        if has_gpu_allocator():
-            return False
-        # On the CPU a buffer that does not fit is not admitted, so large ones leave a cache that is never full. Where
-        # MLX's own limit holds two, it will do.
-        largest = 4 * max(map(math.prod, self._shapes.values()), default=0)
-        return largest > MLX_CPU_DEFAULT / 2 and cache + largest > self.limit_mb * MIB
+    @property
+    def _asked_mb(self) -> float:
+        return self.limit_mb if self._lifted_mb is None else self._lifted_mb
 
-    def _is_known(self, cache: int) -> bool:
-        """Whether the cache holds all of the working set that was measured at these lengths."""
-        if self.working_set_mb is None or self._measured_shapes != self._shapes:
-            return False
-        return self.working_set_mb <= self.limit_mb and cache >= (1.0 - _CLOSE) * self.working_set_mb * MIB
+    def _fills(self, cache: int) -> bool:
+        return cache >= _FULL * self._asked_mb * MIB
 
     def _may_grow(self) -> bool:
+        return self._asked_mb < _most_mb() and not self._is_overruled(self._asked_mb)
+
+    def _is_overruled(self, asked_mb: float) -> bool:
         # Where a tighter limit is in force, asking for more would change nothing.
         in_force = self._guard.source.limit_mb
-        return self.limit_mb < _most_mb() and (in_force is None or in_force >= self.limit_mb)
-
-
-def _floor_mb() -> float:
-    """The least that is asked for: MLX's own limit on the CPU; on a GPU, where that is the machine, as good as none."""
-    return 1.0 if has_gpu_allocator() else MLX_CPU_DEFAULT / MIB
+        return in_force is not None and in_force < asked_mb
 
 
 def _most_mb() -> float:

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import logging
 import sys
 import threading
 import weakref
@@ -42,6 +43,7 @@ class CacheGuard:
         self._stale = False
         self._lifted = 0
         self._told: set[object] = set()
+        self._was_passing = False
         self._n_named = 0
         self._used_in_parent = False
         self._used_before_fork = False
@@ -49,8 +51,11 @@ class CacheGuard:
         self._lock = threading.RLock()
         self._get_cache_memory: Callable[[], int] = lambda: 0
 
-    def apply(self, node: object, limit_mb: float | None) -> None:
-        """See :func:`ezmsg.mlx.cache.apply_cache_limit`."""
+    def apply(self, node: object, limit_mb: float | None, is_passing: bool = False) -> None:
+        """See :func:`ezmsg.mlx.cache.apply_cache_limit`.
+
+        With *is_passing*, the node asks for it for a few messages only: nothing of it is logged at INFO or above.
+        """
         if self._forked_thread is not None:
             self._refuse_forked_thread()
         request = self._requests.get(id(node))
@@ -60,7 +65,7 @@ class CacheGuard:
         elif request.limit_mb == limit_mb and not self._stale and self._get_cache_memory() <= self._ceiling:
             return
         with self._lock:
-            self._settle(node, limit_mb)
+            self._settle(node, limit_mb, is_passing)
 
     def withdraw(self, node: object) -> None:
         """See :func:`ezmsg.mlx.cache.withdraw_cache_limit`."""
@@ -106,7 +111,7 @@ class CacheGuard:
                 "limit is in force now. Measure again without what set it, for example ezmsg-sigproc's own AsArray."
             )
 
-    def _settle(self, node: object, limit_mb: float | None) -> None:
+    def _settle(self, node: object, limit_mb: float | None, is_passing: bool) -> None:
         if self._lifted:
             return
         self._get_cache_memory = import_mlx().get_cache_memory
@@ -126,13 +131,13 @@ class CacheGuard:
             return
         in_force = self._in_force
         if in_force is None or in_force != self._allowed(tightest) or self._raised_outside(in_force):
-            in_force = self._enforce(tightest)
+            in_force = self._enforce(tightest, is_passing)
         self._ceiling = in_force + self._overshoot
         if in_force < tightest.n_bytes:
             self.source = CacheLimit(in_force / MIB, "outside")
         else:
             self.source = CacheLimit(tightest.limit_mb, "node", tightest.node, "mlx_cache_limit_mb")
-        if recorded is not None:
+        if recorded is not None and not is_passing:
             self._tell_disagreement(recorded, [r for r in requests if r is not recorded], in_force)
 
     def _record(self, node: object, limit_mb: float | None) -> _Request | None:
@@ -165,7 +170,7 @@ class CacheGuard:
             self._overshoot = max(self._overshoot, mx.get_peak_memory(), mx.get_active_memory())
         return cache > in_force + self._overshoot
 
-    def _enforce(self, request: _Request) -> int:
+    def _enforce(self, request: _Request, is_passing: bool) -> int:
         import mlx.core as mx
 
         tried = self._allowed(request)
@@ -185,14 +190,17 @@ class CacheGuard:
         limit = self._allowed(request)
         if limit != tried:
             mx.set_cache_limit(limit)
-        if limit < request.n_bytes:
+        if limit < request.n_bytes and not is_passing:
             self._tell_once(
                 ("tighter", limit, request.limit_mb),
                 f"{request.node} asks for an MLX cache limit of {request.limit_mb:g} MiB; the tighter one of "
                 f"{in_mib(limit)} that was set outside of ezmsg-mlx stays in force.",
             )
         if limit != found:
-            ez.logger.info(f"MLX cache limit: {in_mib(found)} -> {in_mib(limit)}, asked for by {request.node}.")
+            # From a passing limit, too.
+            level = logging.DEBUG if is_passing or self._was_passing else logging.INFO
+            ez.logger.log(level, f"MLX cache limit: {in_mib(found)} -> {in_mib(limit)}, asked for by {request.node}.")
+        self._was_passing = is_passing
         self._in_force = limit
         return limit
 
