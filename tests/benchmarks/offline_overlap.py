@@ -20,10 +20,8 @@ packages, not Zarr.
 import argparse
 import contextlib
 import dataclasses
-import datetime
 import functools
 import importlib.util
-import json
 import os
 import platform
 import resource
@@ -34,7 +32,6 @@ import tempfile
 import time
 import types
 from collections.abc import Callable, Iterator
-from importlib import metadata
 from pathlib import Path
 from unittest import mock
 
@@ -44,6 +41,7 @@ import numpy as np
 from ezmsg.sigproc.affinetransform import CommonRereferenceTransformer
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
+from results_file import write_results
 
 from ezmsg.mlx import (
     AsArrayTransformer,
@@ -365,16 +363,7 @@ def measure(path: Path, n_channels: int, folder: Path, case: Case, rounds: int) 
     return row
 
 
-def versions() -> dict[str, str]:
-    """Those of the packages that count."""
-    found = {}
-    for name in ("ezmsg-mlx", "mlx", "ezmsg", "ezmsg-sigproc", "zarr"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name).partition("+")[0]
-    return {**found, "NumPy": np.__version__, "Python": platform.python_version()}
-
-
-def as_results(options: argparse.Namespace, rows: list[dict[str, object]]) -> dict[str, object]:
+def write(options: argparse.Namespace, rows: list[dict[str, object]]) -> None:
     """A file for docs/results/data."""
     command = "python tests/benchmarks/offline_overlap.py" + (" --gpu" if options.gpu else "")
     if not options.gpu:
@@ -382,28 +371,29 @@ def as_results(options: argparse.Namespace, rows: list[dict[str, object]]) -> di
         command += "".join(
             f" --{name} {value:g}" for name in ("read", "write") if np.isfinite(value := getattr(options, name))
         )
-    heads = {"case": "", **{name: f"{name}, s" for name in PHASES}, "whole": "whole, s", "whole, in turn": "in turn, s"}
-    columns = [{"head": head, "key": key, **({"digits": 2} if key != "case" else {})} for key, head in heads.items()]
-    columns += [
-        {"head": "whole / slowest phase", "key": "of slowest", "digits": 2},
-        {"head": "slowest phase", "key": "bound"},
-        {"head": "× real time", "key": "times real time", "digits": 0},
-        {"head": "GB/s in", "key": "GB/s in", "digits": 2},
-    ]
+    heads = {name: f"{name}, s" for name in PHASES if any(name in row for row in rows)}
     size = f"{options.samples:,}".replace(",", "\u202f") + f" × {options.channels} samples of int16"
-    return {
-        "title": f"Phases of an offline run, each by itself, and the whole ({size})",
-        "machine": str(mx.device_info().get("device_name", platform.machine())),
-        "versions": versions(),
-        "date": datetime.date.today().isoformat(),
-        "command": command,
-        "form": "script",
-        "state": "from the start",
-        "input": "host",
-        "spread": f"Medians of {options.rounds} rounds, in turns",
-        "columns": columns,
-        "rows": rows,
-    }
+    speeds = (f"{options.read:g} MB/s to read", f"{options.write:g} MB/s to write")
+    slow = "".join(f", {said}" for said in speeds if not said.startswith("inf"))
+    write_results(
+        options.json,
+        title=f"Phases of an offline run, each by itself, and the whole ({size}{slow})",
+        command=command,
+        spread=f"Medians of {options.rounds} rounds, in turns",
+        columns=[
+            ("", "case", None),
+            *((head, name, 2) for name, head in heads.items()),
+            ("whole, s", "whole", 2),
+            ("without threads, s", "whole, in turn", 2),
+            ("whole / slowest phase", "of slowest", 2),
+            ("slowest phase", "bound", None),
+            ("× real time", "times real time", 0),
+            ("GB/s in", "GB/s in", 2),
+            ("MLX's peak, MiB", "MLX peak, MiB", 0),
+        ],
+        rows=rows,
+        machine=options.machine or str(mx.device_info().get("device_name", platform.machine())),
+    )
 
 
 def written(path: Path, n_samples: int, n_channels: int) -> Path:
@@ -438,6 +428,7 @@ def main() -> None:
     parser.add_argument("--write", type=float, default=np.inf, metavar="MB/S", help="the same for results")
     parser.add_argument("--folder", type=Path, help="where to read and write [memory with --gpu, or a temporary one]")
     parser.add_argument("--seconds", type=float, help="begin no further case after so many [65 with --gpu]")
+    parser.add_argument("--machine", help="what it is called in the file [as MLX calls the device]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write a file for docs/results/data")
     options = parser.parse_args()
     defaults = {
@@ -478,8 +469,7 @@ def main() -> None:
             if time.monotonic() - begin < options.seconds:
                 rows.append(measure(path, options.channels, folder, case, options.rounds))
                 if options.json:
-                    text = json.dumps(as_results(options, rows), indent=2, ensure_ascii=False)
-                    options.json.write_text(text + "\n", encoding="utf-8")
+                    write(options, rows)
     print(f"\n{time.monotonic() - begin:.0f} s in all")
 
 

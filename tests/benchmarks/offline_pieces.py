@@ -16,8 +16,9 @@ from pathlib import Path
 
 import numpy as np
 import zarr
-from offline_overlap import RawSource
+from offline_overlap import RATE, RawSource
 from offline_overlap import make_stages as make_chain
+from results_file import write_results
 
 from ezmsg.mlx import ProcessedRecording, ZarrSink, process_recording
 
@@ -34,6 +35,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--seconds", type=float, default=10.0, help="length of a piece [10]")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--machine", help="what it is called in the file [the kind of processor]")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write a file for docs/results/data")
     options = parser.parse_args()
     os.environ.setdefault("EZMSG_LOGLEVEL", "WARNING")
     cases = {"one run": None} | {f"{n} workers": n for n in options.workers}
@@ -68,11 +71,39 @@ def main() -> None:
         off = {name: np.abs(group[:] - expected).max() / np.abs(expected).max() for name, group in groups.items()}
     print(f"{options.samples} samples x {options.channels} channels, {options.rounds} rounds, medians in seconds")
     print(f"{'':12}{'wall':>8}{'CPU':>8}{'pieces':>8}{'at seams':>10}{'off':>10}")
+    rows: list[dict[str, object]] = []
     for name in cases:
         seams = done[name].largest_difference
-        print(
-            f"{name:12}{statistics.median(wall[name]):8.2f}{statistics.median(cpu[name]):8.2f}"
-            f"{done[name].n_pieces:8}{'-' if seams is None else f'{seams:.1g}':>10}{off[name]:10.1g}"
+        row: dict[str, object] = {
+            "case": name,
+            "wall": round(statistics.median(wall[name]), 3),
+            "cpu": round(statistics.median(cpu[name]), 3),
+            "of one": round(statistics.median(a / b for a, b in zip(wall[name], wall["one run"], strict=True)), 2),
+            "pieces": done[name].n_pieces,
+            "seams": None if seams is None else f"{seams:.1g}",
+            "off": f"{off[name]:.1g}",
+        }
+        rows.append(row)
+        print(f"{name:12}{row['wall']:8}{row['cpu']:8}{row['pieces']:8}{row['seams'] or '-':>10}{row['off']:>10}")
+    if options.json:
+        write_results(
+            options.json,
+            title=f"{options.samples / RATE:.0f} s of {options.channels} channels in pieces, on workers",
+            command="python tests/benchmarks/offline_pieces.py "
+            f"--samples {options.samples} --channels {options.channels} --rounds {options.rounds}",
+            spread=f"Medians of {options.rounds} rounds, in turns",
+            columns=[
+                ("", "case", None),
+                ("seconds", "wall", 1),
+                ("of one run", "of one", 2),
+                ("CPU-seconds", "cpu", 1),
+                ("pieces", "pieces", None),
+                ("largest difference at a seam", "seams", None),
+                ("largest difference from one run", "off", None),
+            ],
+            rows=rows,
+            notes=["Differences are shares of the largest result. The start of workers is part of the figures."],
+            machine=options.machine,
         )
 
 

@@ -8,16 +8,11 @@ time is that of all threads, which other work on the machine changes little; siz
 """
 
 import argparse
-import contextlib
-import datetime
-import json
-import platform
 import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 
 import numcodecs
@@ -25,6 +20,7 @@ import numpy as np
 import zarr
 from ezmsg.util.messages.axisarray import AxisArray
 from numcodecs import Blosc
+from results_file import write_results
 from scipy.signal import butter, sosfilt
 
 from ezmsg.mlx import ZarrSink
@@ -99,43 +95,33 @@ def measure(pieces: list[AxisArray], folder: Path, **options: object) -> dict[st
     return found
 
 
-def versions() -> dict[str, str]:
-    found = {}
-    for name in ("ezmsg-mlx", "zarr", "numcodecs"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name).partition("+")[0]
-    return {**found, "NumPy": np.__version__, "Python": platform.python_version()}
-
-
-def as_results(options: argparse.Namespace, rows: list[dict[str, object]]) -> dict[str, object]:
+def write(options: argparse.Namespace, rows: list[dict[str, object]]) -> None:
     """A file for docs/results/data."""
     command = "python tests/benchmarks/offline_results.py"
-    return {
-        "title": f"Keeping the results of a band-pass, {options.channels} channels",
-        "machine": options.machine,
-        "versions": versions(),
-        "date": datetime.date.today().isoformat(),
-        "command": f"{command} --channels {options.channels} --seconds {options.seconds:g} --rounds {options.rounds}",
-        "form": "script",
-        "state": "not applicable",
-        "input": "host",
-        "spread": f"Medians of {options.rounds} rounds, in turns",
-        "columns": [
-            {"head": "results", "key": "dtype"},
-            {"head": "chunk", "key": "chunk"},
-            {"head": "compressor", "key": "compressor"},
-            {"head": "CPU-seconds a GB", "key": "write", "digits": 1},
-            {"head": "size", "key": "size", "digits": 2},
-            {"head": "read 1 s, CPU-ms", "key": "window", "digits": 0},
-            {"head": "read one channel, CPU-ms a minute", "key": "channel", "digits": 0},
+    write_results(
+        options.json,
+        title=f"Keeping the results of a band-pass, {options.channels} channels",
+        command=f"{command} --channels {options.channels} --seconds {options.seconds:g} --rounds {options.rounds}",
+        spread=f"Medians of {options.rounds} rounds, in turns",
+        columns=[
+            ("results", "dtype", None),
+            ("chunk", "chunk", None),
+            ("compressor", "compressor", None),
+            ("CPU-seconds a GB", "write", 1),
+            ("size", "size", 2),
+            ("read 1 s, CPU-ms", "window", 0),
+            ("read one channel, CPU-ms a minute", "channel", 0),
         ],
-        "rows": rows,
-        "notes": [
+        rows=rows,
+        notes=[
             "A GB is one of uncompressed results, and the size a share of it. CPU-seconds are those of ZarrSink as a "
             "whole: copies, compressing, writing, checksum. “bits” shuffles bits, the others bytes.",
             "Without a compressor the last chunk takes as much as each other one, which shows in short results.",
         ],
-    }
+        machine=options.machine,
+        packages=("ezmsg-mlx", "zarr", "numcodecs"),
+        state="not applicable",
+    )
 
 
 def main() -> None:
@@ -144,7 +130,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="length of the results [20]")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where to write [a temporary one]")
-    parser.add_argument("--machine", default=platform.processor() or platform.machine(), help="what it is called")
+    parser.add_argument("--machine", help="what it is called in the file [the kind of processor]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write a file for docs/results/data")
     options = parser.parse_args()
     numcodecs.blosc.set_nthreads(1)
@@ -184,8 +170,7 @@ def main() -> None:
         )
         print("  ".join(f"{value!s:>18}" for value in rows[-1].values()), flush=True)
     if options.json:
-        text = json.dumps(as_results(options, rows), indent=2, ensure_ascii=False)
-        options.json.write_text(text + "\n", encoding="utf-8")
+        write(options, rows)
 
 
 if __name__ == "__main__":
