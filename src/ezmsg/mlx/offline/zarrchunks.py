@@ -5,6 +5,7 @@ compare it with the fill value, copy it, and hand it through an event loop to ot
 work of the file itself. Whatever is not as simple goes through Zarr.
 """
 
+import itertools
 import json
 import math
 import threading
@@ -78,20 +79,20 @@ class ChunkFiles:
     def __init__(self, array: "zarr.Array", group: Path) -> None:
         self._array, self._folder = array, group / array.basename
         about = json.loads((self._folder / ".zarray").read_text())
-        self._size = about["chunks"][0]
+        self._chunks = tuple(about["chunks"])
         self._is_simple = (
             array.dtype.kind in "biufc"
-            and about["chunks"][1:] == about["shape"][1:]
             and not about["filters"]
             and about["order"] == "C"
             and about.get("dimension_separator", ".") == "."
-            and math.prod(about["chunks"]) > 0
+            and math.prod(about["chunks"]) * math.prod(about["shape"][1:]) > 0
         )
         compressor = about["compressor"]
         self._encode: Callable[[npt.NDArray], bytes] | None = None
         if compressor is not None and self._is_simple:
             self._encode = import_extra("numcodecs").get_codec(compressor).encode
-        self._rest = ".0" * (len(about["chunks"]) - 1)
+        sides = zip(about["shape"][1:], self._chunks[1:], strict=True)
+        self._places = list(itertools.product(*(range(-(-length // chunk)) for length, chunk in sides)))
 
     def write(self, begin: int, rows: npt.NDArray) -> None:
         """Write the rows from number *begin* on, which is the first of a chunk.
@@ -101,12 +102,23 @@ class ChunkFiles:
         """
         if self._array.shape[0] < begin + len(rows):
             self._array.resize((max(begin + len(rows), 2 * self._array.shape[0]), *self._array.shape[1:]))
-        if not self._is_simple or len(rows) != self._size:
+        if not self._is_simple or len(rows) != self._chunks[0]:
             self._array[begin : begin + len(rows)] = rows
             return
-        rows = np.ascontiguousarray(rows, self._array.dtype)
-        content = rows.reshape(-1).view(np.uint8).data if self._encode is None else _elsewhere(self._encode, rows)
-        path = self._folder / f"{begin // self._size}{self._rest}"
+        for place in self._places:
+            self._write_chunk((begin // self._chunks[0], *place), rows)
+
+    def _write_chunk(self, place: tuple[int, ...], rows: npt.NDArray) -> None:
+        """Write what lies at *place* along the dimensions behind the first."""
+        sides = zip(place[1:], self._chunks[1:], strict=True)
+        part = rows[(slice(None), *(slice(number * size, (number + 1) * size) for number, size in sides))]
+        values = np.ascontiguousarray(part, self._array.dtype)
+        if values.shape != self._chunks:
+            # A chunk at the end is as large as the others.
+            values = np.zeros(self._chunks, self._array.dtype)
+            values[tuple(map(slice, part.shape))] = part
+        content = values.reshape(-1).view(np.uint8).data if self._encode is None else _elsewhere(self._encode, values)
+        path = self._folder / ".".join(map(str, place))
         # A new file, since one that is there may have a second name, under which it is to stay.
         path.unlink(missing_ok=True)
         with open(path, "xb") as file:
