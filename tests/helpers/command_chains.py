@@ -1,5 +1,6 @@
 """Chains for ``ezmsg-mlx process``, as users have them in modules of their own."""
 
+import multiprocessing
 import threading
 from collections.abc import Callable
 
@@ -7,6 +8,7 @@ from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
 from ezmsg.mlx import AsArrayTransformer
+from ezmsg.mlx.offline import processes
 
 
 def make_chain() -> AsArrayTransformer:
@@ -36,10 +38,17 @@ def make_endless() -> Callable[[AxisArray], AxisArray]:
         nonlocal n_messages
         n_messages += 1
         if n_messages > 1:
+            print("waiting", flush=True)
             threading.Event().wait()
         return message
 
     return wait
+
+
+def make_endless_elsewhere() -> Callable[[AxisArray], AxisArray]:
+    """The same in other processes, of which one is started at once; in this one, samples as they are."""
+    processes.LEAST_GAIN = 0.0
+    return make_chain() if multiprocessing.parent_process() is None else make_endless()
 
 
 def make_failing() -> Callable[[AxisArray], AxisArray]:
