@@ -32,9 +32,9 @@ from typing import TypeAlias
 import numpy as np
 from ezmsg.util.messages.axisarray import AxisArray
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "examples")]
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
-from helpers.results import results, write
+from results_file import LIVE, write_results
 
 RATE = 30000.0
 SAMPLES, CHANNELS = (30, 300, 3000, 9000), (64, 256, 1024)
@@ -127,14 +127,16 @@ def work(limit: Limit, shape: tuple[int, int], connection: Connection) -> None:
             if message.data.shape[0] != shape[0]:
                 faults_stall += n_faults() - so_far
             cached = max(cached, mx.get_cache_memory())
-        turn = (
-            time.process_time() - cpu,
-            n_faults() - faults,
-            faults_stall,
-            cached / MIB,
-            most_resident() - before,
+        turn = Turn(
+            cpu=time.process_time() - cpu,
+            faults=n_faults() - faults,
+            faults_stall=faults_stall,
+            cached=cached / MIB,
+            grown=most_resident() - before,
         )
-        connection.send((Turn(*turn), cache_limit().limit_mb))
+        connection.send((turn, cache_limit().limit_mb))
+    # Last, for it makes the resident set larger.
+    connection.send(seconds_a_fault())
 
 
 def run(chain: list, message: AxisArray) -> None:
@@ -285,48 +287,45 @@ def row_of(shape: tuple[int, int], working_set: float, turns: Mapping[str, list[
     }
 
 
-COLUMNS = {
-    "samples": "samples",
-    "channels": "channels",
-    "ms": "CPU ms a message at 512 MiB",
-    "working_set": "working set, MiB",
-    "speed": "speed at auto, by page faults",
-    "speed_cpu": "by CPU seconds",
-    "steady_auto": "page faults of a steady message at auto",
-    "steady_512": "at 512",
-    "stall_auto": "of a stall at auto",
-    "stall_512": "at 512",
-    "cached_auto": "cache at most at auto, MiB",
-    "cached_512": "at 512",
-    "grown_auto": "growth of the resident set at auto, MiB",
-    "grown_512": "at 512",
-    "least": "least at a fixed limit that keeps 0.97",
-    "memory": "auto, times that",
-    "held_to": "as it should be",
-}
-DIGITS = {"ms": 1, "working_set": 1, "speed": 2, "speed_cpu": 2, "cached_auto": 0, "cached_512": 0, "memory": 2}
+COLUMNS = (
+    ("samples", "samples", None),
+    ("channels", "channels", None),
+    ("CPU ms a message at 512 MiB", "ms", 1),
+    ("working set, MiB", "working_set", 1),
+    ("speed at auto, by page faults", "speed", 2),
+    ("by CPU seconds", "speed_cpu", 2),
+    ("page faults of a steady message at auto", "steady_auto", None),
+    ("at 512", "steady_512", None),
+    ("of a stall at auto", "stall_auto", None),
+    ("at 512", "stall_512", None),
+    ("cache at most at auto, MiB", "cached_auto", 0),
+    ("at 512", "cached_512", 0),
+    ("growth of the resident set at auto, MiB", "grown_auto", None),
+    ("at 512", "grown_512", None),
+    ("least at a fixed limit that keeps 0.97", "least", None),
+    ("auto, times that", "memory", 2),
+)
+NOTE = (
+    "A page fault is a page of new memory that is touched first. By page faults, a limit is as fast as 512 MiB but for "
+    "what they cost, measured in the same processes; CPU seconds scatter by some percent. Fixed limits are 32, 128 and "
+    "512 MiB and 0.5, 1 and 2 working sets, as measured before the first stall."
+)
 
 
-def table(rows: list[dict]) -> dict:
+def save(path: str, rows: list[dict]) -> None:
     """*rows* in the form of docs/results/data."""
-    columns = [
-        {"head": head, "key": key} | ({"digits": DIGITS[key]} if key in DIGITS else {}) for key, head in COLUMNS.items()
-    ]
-    return results(
-        "The limit that finds itself beside fixed ones on the CPU, by the speed at 512 MiB",
+    write_results(
+        path,
+        title="The limit that finds itself beside fixed ones on the CPU, by the speed at 512 MiB",
         machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         command="python tests/benchmarks/auto_limit_grid.py",
+        packages=LIVE,
         form="bare chain",
         state="settled",
-        input="host",
         spread="Page faults are means, ratios of CPU seconds medians, from one stall to the next, in turns",
-        columns=columns,
+        columns=COLUMNS,
         rows=rows,
-        notes=[
-            "A page fault is a page of new memory that is touched first. By page faults, a limit is as fast as 512 MiB "
-            "but for what they cost, measured in the same processes; CPU seconds scatter by some percent. Fixed limits "
-            "are 32, 128 and 512 MiB and 0.5, 1 and 2 working sets, as measured before the first stall."
-        ],
+        notes=[NOTE],
     )
 
 
@@ -348,7 +347,7 @@ def main() -> int:
         rows.append(measure(n_samples, n_channels, 2 if options.tiny else options.rounds, options.seconds))
         print(rows[-1], flush=True)
         if options.json:
-            write(options.json, table(rows))
+            save(options.json, rows)
     return 0
 
 

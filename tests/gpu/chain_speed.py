@@ -12,7 +12,6 @@ fast it is where MLX makes CUDA graphs, as it does without a chain. Under a minu
 from __future__ import annotations
 
 import argparse
-import datetime
 import functools
 import json
 import os
@@ -21,7 +20,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from unittest import mock
 
@@ -34,6 +32,7 @@ import latency_graph
 from ezmsg.util.messages.axisarray import AxisArray
 from helpers import latency
 from helpers.speed_messages import messages_of
+from results_file import LIVE, write_results
 
 import ezmsg.mlx as mlx
 
@@ -297,30 +296,25 @@ def main() -> int:
 def write(options: argparse.Namespace, rows: list[dict], graph_rows: list[dict]) -> None:
     import mlx.core as mx
 
-    packages = {"ezmsg-mlx": "ezmsg-mlx", "MLX": "mlx", "ezmsg": "ezmsg", "ezmsg-sigproc": "ezmsg-sigproc"}
-    versions = {name: version(package) for name, package in packages.items()}
-    made = {
-        "title": "The example chain fused, from int16 on the host to features on the host",
-        "machine": str(mx.device_info().get("device_name", platform.machine())),
-        "versions": {**versions, "NumPy": np.__version__, "Python": platform.python_version()},
-        "date": datetime.date.today().isoformat(),
-        "command": "python tests/gpu/chain_speed.py" + (" --quick" if options.quick else ""),
-        "form": "bare chain",
-        "state": "from the start",
-        "input": "host",
-        "spread": "One run, all in turns",
-        "columns": [
-            {"head": "samples × channels", "key": "shape"},
-            {"head": "way", "key": "way"},
-            {"head": "median, µs", "key": "us", "digits": 0},
-            {"head": "p99, µs", "key": "p99", "digits": 0},
+    path = Path(options.out) / f"{options.name}.json"
+    write_results(
+        path,
+        title="The example chain fused, from int16 on the host to features on the host",
+        machine=str(mx.device_info().get("device_name", platform.machine())),
+        command="python tests/gpu/chain_speed.py" + (" --quick" if options.quick else ""),
+        packages=LIVE,
+        form="bare chain",
+        spread="One run, all in turns",
+        columns=[
+            ("samples × channels", "shape", None),
+            ("way", "way", None),
+            ("median, µs", "us", 0),
+            ("p99, µs", "p99", 0),
             {"head": "channels × real time", "derive": "channels_times_real_time", "digits": 0},
         ],
-        "rows": rows,
-        "graphs": graph_rows,
-    }
-    path = Path(options.out) / f"{options.name}.json"
-    path.write_text(json.dumps(made, indent=2, ensure_ascii=False) + "\n")
+        rows=rows,
+        others={"graphs": graph_rows},
+    )
     print(f"written to {path}", flush=True)
 
 

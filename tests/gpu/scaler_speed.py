@@ -5,18 +5,18 @@ of each call, and with calls that do not wait for each other. The table is writt
 """
 
 import argparse
-import datetime
-import json
 import os
 import platform
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import mlx.core as mx
 import numpy as np
 from ezmsg.util.messages.axisarray import AxisArray
+from results_file import LIVE, write_results
 from speed import enqueued, evaluated, microseconds
 
 from ezmsg.mlx import AdaptiveStandardScalerTransformer, EWMATransformer
@@ -92,31 +92,27 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="small shapes, to see that it runs")
     options = parser.parse_args()
     rows = measure(((30, 8), (600, 40)) if options.tiny else SHAPES)
-    packages = {"ezmsg-mlx": "ezmsg-mlx", "MLX": "mlx", "ezmsg": "ezmsg", "ezmsg-sigproc": "ezmsg-sigproc"}
-    versions = {name: version(package) for name, package in packages.items()}
-    made = {
-        "title": "z-scores, and averages from the first message on, against `x + 1` of the same array",
-        "machine": str(mx.device_info().get("device_name", platform.machine())),
-        "versions": {**versions, "NumPy": np.__version__, "Python": platform.python_version()},
-        "date": datetime.date.today().isoformat(),
-        "command": "python tests/gpu/scaler_speed.py",
-        "form": "function",
-        "state": "from the start",
-        "input": "device",
-        "spread": "One run, all in turns",
-        "columns": [
-            {"head": "samples × channels", "key": "shape"},
-            {"head": "", "key": "name"},
-            {"head": "evaluated, µs", "key": "us", "digits": 0},
-            {"head": "of `x + 1`", "key": "ratio", "digits": 2},
-            {"head": "held to", "key": "held_to"},
-            {"head": "enqueued, µs", "key": "us_enqueued", "digits": 0},
-            {"head": "of `x + 1`", "key": "ratio_enqueued", "digits": 2},
-        ],
-        "rows": rows,
-    }
     path = Path(options.out) / "scaler_speed.json"
-    path.write_text(json.dumps(made, indent=2, ensure_ascii=False) + "\n")
+    write_results(
+        path,
+        title="z-scores, and averages from the first message on, against `x + 1` of the same array",
+        machine=str(mx.device_info().get("device_name", platform.machine())),
+        command="python tests/gpu/scaler_speed.py",
+        packages=LIVE,
+        form="function",
+        input="device",
+        spread="One run, all in turns",
+        columns=[
+            ("samples × channels", "shape", None),
+            ("", "name", None),
+            ("evaluated, µs", "us", 0),
+            ("of `x + 1`", "ratio", 2),
+            ("held to", "held_to", None),
+            ("enqueued, µs", "us_enqueued", 0),
+            ("of `x + 1`", "ratio_enqueued", 2),
+        ],
+        rows=rows,
+    )
     print(f"written to {path}")
     return 0
 

@@ -5,11 +5,9 @@ prepare it meanwhile, which raises the throughput. A live stream gains nothing a
 later, which at 100 messages a second are 20 ms for a depth of 2. Leave it out there.
 """
 
-import typing
-
 import ezmsg.core as ez
 import numpy as np
-from ezmsg.baseproc import BaseStatefulTransformer, BaseTransformerUnit, processor_state, profile_subpub
+from ezmsg.baseproc import BaseStatefulTransformer, processor_state
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
@@ -17,6 +15,7 @@ from .stream.checks import check_count, check_message
 from .stream.convert import NUMPY_DTYPES, is_mlx_array, mlx_to_numpy
 from .stream.integers import ROUNDINGS, Rounding, is_integer, numpy_to_integers
 from .stream.owned import owned_message
+from .stream.publishing import PublishesEach
 
 
 class ReadLateSettings(ez.Settings):
@@ -103,15 +102,7 @@ class ReadLateTransformer(BaseStatefulTransformer[ReadLateSettings, AxisArray, l
         return replace(message, data=data.astype(dtype))
 
 
-class ReadLate(BaseTransformerUnit[ReadLateSettings, AxisArray, AxisArray, ReadLateTransformer]):
+class ReadLate(PublishesEach[ReadLateSettings, list[AxisArray], ReadLateTransformer]):
     """Converts MLX messages to NumPy some messages late; see :obj:`ReadLateTransformer`."""
 
     SETTINGS = ReadLateSettings  # type: ignore[assignment]
-
-    @ez.subscriber(BaseTransformerUnit.INPUT_SIGNAL)
-    @ez.publisher(BaseTransformerUnit.OUTPUT_SIGNAL)
-    @profile_subpub(trace_oldest=False)
-    async def on_signal(self, message: AxisArray) -> typing.AsyncGenerator:
-        """Publish the messages that are due."""
-        for result in await self.processor.__acall__(message):
-            yield self.OUTPUT_SIGNAL, result

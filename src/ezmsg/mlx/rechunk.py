@@ -14,14 +14,13 @@ from collections.abc import Sequence
 import ezmsg.core as ez
 from ezmsg.baseproc import (
     BaseStatefulTransformer,
-    BaseTransformerUnit,
     processor_state,
-    profile_subpub,
     resolve_stream_dim,
 )
 from ezmsg.util.messages.axisarray import AxisArray
 
 from .stream.checks import check_count, check_message
+from .stream.publishing import PublishesEach
 from .stream.segments import Layout, Segment, continues, cut, lengths
 
 
@@ -151,7 +150,7 @@ class RechunkTransformer(BaseStatefulTransformer[RechunkSettings, AxisArray, lis
         return cut(carry, wanted, Layout.of(carry[-1].message))[0]
 
 
-class Rechunk(BaseTransformerUnit[RechunkSettings, AxisArray, AxisArray, RechunkTransformer]):
+class Rechunk(PublishesEach[RechunkSettings, list[AxisArray], RechunkTransformer]):
     """Publish the pieces of every message one after the other, see :obj:`RechunkTransformer`.
 
     What is carried when the graph shuts down, fewer than ``min(sizes)`` samples, is not published.
@@ -161,11 +160,3 @@ class Rechunk(BaseTransformerUnit[RechunkSettings, AxisArray, AxisArray, Rechunk
     """
 
     SETTINGS = RechunkSettings  # type: ignore[assignment]
-
-    @ez.subscriber(BaseTransformerUnit.INPUT_SIGNAL)
-    @ez.publisher(BaseTransformerUnit.OUTPUT_SIGNAL)
-    @profile_subpub(trace_oldest=False)
-    async def on_signal(self, message: AxisArray) -> typing.AsyncGenerator:
-        """Publish each piece of *message*."""
-        for piece in await self.processor.__acall__(message):
-            yield self.OUTPUT_SIGNAL, piece

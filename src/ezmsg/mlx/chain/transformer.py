@@ -9,10 +9,8 @@ from collections.abc import Callable, Mapping
 import ezmsg.core as ez
 from ezmsg.baseproc import (
     BaseProcessor,
-    BaseTransformerUnit,
     CompositeProcessor,
     SettingsType,
-    profile_subpub,
     resolve_stream_dim,
 )
 from ezmsg.util.messages.axisarray import AxisArray
@@ -22,6 +20,7 @@ from ..asarray import AsArrayTransformer
 from ..cache import withdraw_cache_limit
 from ..stream import steps
 from ..stream.checks import check_message
+from ..stream.publishing import PublishesEach
 from ..stream.steps import Output, Step, steps_of
 from .runner import Runner
 
@@ -255,7 +254,7 @@ class StageSettings:
     """All of its settings."""
 
 
-class Chain(BaseTransformerUnit[ChainSettings, AxisArray, Output, ChainTransformer]):
+class Chain(PublishesEach[ChainSettings, Output, ChainTransformer]):
     """Many stages in one unit: a message costs one hop, and what can be fused costs one call.
 
     A list is published message by message. A message without samples is not, if it came of one that had some, as
@@ -282,18 +281,11 @@ class Chain(BaseTransformerUnit[ChainSettings, AxisArray, Output, ChainTransform
         stages = self.processor.stages if hasattr(self, "processor") else {}
         return [(name, stage) for name, stage in stages.items() if isinstance(stage, AsArrayTransformer)]
 
-    @ez.subscriber(BaseTransformerUnit.INPUT_SIGNAL)
-    @ez.publisher(BaseTransformerUnit.OUTPUT_SIGNAL)
-    @profile_subpub(trace_oldest=False)
-    async def on_signal(self, message: AxisArray) -> typing.AsyncGenerator:
-        """Publish what the stages make of *message*, one message at a time."""
-        output = await self.processor.__acall__(message)
+    def _results(self, message: AxisArray, output: Output) -> list[AxisArray]:
         if output is None:
-            return
-        had_samples = 0 not in message.data.shape
-        for result in output if isinstance(output, (list, tuple)) else (output,):
-            if not (had_samples and _is_empty(result)):
-                yield self.OUTPUT_SIGNAL, result
+            return []
+        results = [output] if isinstance(output, AxisArray) else list(output)
+        return results if 0 in message.data.shape else [result for result in results if not _is_empty(result)]
 
     @ez.subscriber(INPUT_STAGE_SETTINGS)
     async def on_stage_settings(self, message: StageSettings) -> None:

@@ -8,8 +8,8 @@ from types import FrameType
 class Interrupts:
     """A context in which Ctrl-C raises KeyboardInterrupt, and :meth:`check` raises it again if it was swallowed.
 
-    NumPy and MLX's bindings swallow whatever is raised while they call Python: 1 KeyboardInterrupt in 300. In another
-    thread than the main one the context does nothing.
+    NumPy and MLX's bindings swallow whatever is raised while they call Python. In another thread than the main one the
+    context does nothing.
     """
 
     def __init__(self) -> None:

@@ -84,6 +84,8 @@ class AveragesStream(BaseStatefulTransformer[SettingsT, AxisArray, AxisArray, St
             return super().__call__(message)
         if 0 in message.data.shape:
             return self._without_samples(message)
+        # Past that of ezmsg-sigproc, which looks for the same two again, by a product that NumPy takes of the shape:
+        # nearly half of the time of a short message.
         return BaseStatefulTransformer.__call__(self, message)
 
     async def __acall__(self, message: AxisArray) -> AxisArray:
