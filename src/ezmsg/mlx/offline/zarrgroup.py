@@ -1,6 +1,7 @@
 """Zarr groups of format 2, which both major versions of Zarr read, with what xarray needs to show their labels."""
 
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,7 @@ def add_array(
     chunks: tuple[int, ...],
     dtype: np.dtype,
     compressor: "Compressor" = "default",
+    attributes: Mapping[str, object] | None = None,
 ) -> "zarr.Array":
     """A new array with named dimensions."""
     is_new = hasattr(group, "create_array")  # in Zarr 3
@@ -43,50 +45,45 @@ def add_array(
     options = {} if compressor == "default" else {"compressors" if is_new else "compressor": compressor}
     chunks = tuple(max(length, 1) for length in chunks)
     array = create(name, shape=shape, chunks=chunks, dtype=dtype, fill_value=None, **options)
-    array.attrs[DIMENSIONS] = dims
+    # All at once, since each time the file of the attributes is written anew.
+    array.attrs.put({DIMENSIONS: dims, **(attributes or {})})
     return array
 
 
 def add_labels(group: typing.Any, message: AxisArray, labels: list[tuple[str, str, npt.NDArray]]) -> None:
     """Arrays of labels: for each its name, its dimension and its values."""
     for name, dim, values in labels:
-        array = add_array(group, name, [dim], values.shape, values.shape, values.dtype)
+        about = attributes_of_axis(message, dim)
+        array = add_array(group, name, [dim], values.shape, values.shape, values.dtype, attributes=about)
         array[:] = values
-        _set_unit(array, message.axes[dim].unit)
-        _set_rate(array, message, dim)
 
 
-def describe(data: "zarr.Array", times: "zarr.Array", message: AxisArray, labels: list[str]) -> None:
-    """Say what the results and the times of their rows are.
+def attributes_of_data(message: AxisArray, dims: list[str], labels: list[str]) -> dict[str, object]:
+    """What is said of the results.
 
     Args:
-        data: The results.
-        times: When its rows are.
-        message: The first results.
+        message: The first ones.
+        dims: Their dimensions.
         labels: Names of all arrays of labels.
     """
-    dims = typing.cast(list[str], data.attrs[DIMENSIONS])
-    data.attrs.update(plain_attributes(message.attrs))
+    about = dict(plain_attributes(message.attrs))
     if isinstance(message.attrs.get("unit"), str):
-        data.attrs["units"] = message.attrs["unit"]
+        about["units"] = message.attrs["unit"]
     # Those with the name of a dimension are known to be coordinates; a space would make two names of one.
     others = [name for name in labels if name not in dims and " " not in name]
     if others:
-        data.attrs["coordinates"] = " ".join(others)
-    _set_unit(times, getattr(message.axes.get(dims[0]), "unit", "s"))
-    _set_rate(times, message, dims[0])
+        about["coordinates"] = " ".join(others)
+    return about
 
 
-def _set_unit(array: "zarr.Array", unit: str) -> None:
-    array.attrs["unit"] = unit
-    if unit:
-        array.attrs["units"] = unit
-
-
-def _set_rate(array: "zarr.Array", message: AxisArray, dim: str) -> None:
+def attributes_of_axis(message: AxisArray, dim: str) -> dict[str, object]:
+    """What is said of the times of rows, or of labels."""
     axis = message.axes.get(dim)
+    unit = getattr(axis, "unit", "s")
+    about: dict[str, object] = {"unit": unit} | ({"units": unit} if unit else {})
     if isinstance(axis, LinearAxis) and axis.unit == "s" and axis.gain > 0:
-        array.attrs["sampling_rate"] = 1 / float(axis.gain)
+        about["sampling_rate"] = 1 / float(axis.gain)
+    return about
 
 
 def consolidate(path: Path) -> None:

@@ -20,7 +20,15 @@ from .resultlayout import ResultLayout
 from .unpacking import unpack
 from .zarraxes import check_axes, labels_of, times
 from .zarrchunks import ChunkFiles, RowBuffer, checksum
-from .zarrgroup import DIMENSIONS, add_array, add_labels, consolidate, describe, new_group
+from .zarrgroup import (
+    DIMENSIONS,
+    add_array,
+    add_labels,
+    attributes_of_axis,
+    attributes_of_data,
+    consolidate,
+    new_group,
+)
 from .zarrpieces import JoinsPieces
 
 if typing.TYPE_CHECKING:
@@ -246,11 +254,13 @@ class ZarrSink(JoinsPieces):
         chunks = self._layout.chunks(rest, data.dtype, self._n_rows)
         self._times = "time" if "time" not in dims[1:] else dims[0]
         labels = labels_of(message, dims[1:], {"data", self._times})
+        about = attributes_of_data(message, dims, [name for name, _, _ in labels])
+        of_times = attributes_of_axis(message, dim := dims[0])
+        kind, compressor = np.dtype(np.float64), self._layout.compressor
         self._arrays = {
-            "data": add_array(group, "data", dims, (0, *rest), chunks, data.dtype, self._layout.compressor),
-            self._times: add_array(group, self._times, dims[:1], (0,), chunks[:1], np.dtype(np.float64)),
+            "data": add_array(group, "data", dims, (0, *rest), chunks, data.dtype, compressor, about),
+            self._times: add_array(group, self._times, [dim], (0,), chunks[:1], kind, attributes=of_times),
         }
-        describe(self._arrays["data"], self._arrays[self._times], message, [name for name, _, _ in labels])
         add_labels(group, message, labels)
         group.attrs["key"] = message.key
         self._set_up()
@@ -288,7 +298,8 @@ class ZarrSink(JoinsPieces):
             array.resize((self._n_written, *array.shape[1:]))
         self._group.attrs["recipe"] = self._recipe
         results = self.partial / "results"
-        consolidate(results)
+        if self._n_rows is None:
+            consolidate(results)
         sync_tree(results)
         if is_there(self.path):
             raise FileExistsError(f"{self.path} is there already; the new results are in {results}.")
