@@ -41,7 +41,7 @@ def test_samples_come_as_they_are_stored_under_the_times_of_the_file(file):
         assert message.axes["ch"] is messages[0].axes["ch"]
 
 
-@pytest.mark.parametrize(("size", "expected"), [(63, 63), (64, 64), (1000, 960)])
+@pytest.mark.parametrize(("size", "expected"), [(15, 15), (16, 64), (64, 64), (1000, 960)])
 def test_messages_are_whole_chunks_of_the_file_if_those_fit(file, size, expected):
     source = NWBSource(file, chunk_mb=chunk_mb(size))
     assert f"read {expected} samples at a time" in source.identity

@@ -87,7 +87,7 @@ class NeoSource:
         *,
         format: str,
         segment: int | typing.Literal["all"] | None = None,
-        chunk_mb: float = 16.0,
+        chunk_mb: float = 4.0,
         **options: object,
     ) -> None:
         check_path("path", path)

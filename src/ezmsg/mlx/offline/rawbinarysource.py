@@ -55,7 +55,7 @@ class RawBinarySource(NeoSource):
         unit: str = "",
         labels: Sequence[str] | None = None,
         header_bytes: int = 0,
-        chunk_mb: float = 16.0,
+        chunk_mb: float = 4.0,
     ) -> None:
         rate = check_number("sampling_rate", sampling_rate)
         count = check_count("n_channels", n_channels)
