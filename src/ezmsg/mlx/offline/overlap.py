@@ -22,7 +22,7 @@ from .contracts import ResultSink
 MOST_AHEAD = 2
 """Chunks of a recording that are read ahead."""
 
-MOST_BEHIND = 32 * 2**20
+MOST_BEHIND = 8 * 2**20
 """Bytes of results that wait to be written; one message may be larger."""
 
 MOST_UNREAD = 3
