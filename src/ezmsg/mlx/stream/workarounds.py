@@ -55,9 +55,19 @@ def _held_until_done(method: Callable[..., Coroutine[Any, Any, None]]) -> Callab
 class _Channels(dict):
     """A dictionary whose values can be iterated over while keys come and go."""
 
+    _n_deleted = 0
+
+    def __delitem__(self, key: object) -> None:
+        super().__delitem__(key)
+        self._n_deleted += 1
+
     def values(self) -> Iterator[object]:  # type: ignore[override]
-        for key in list(self):
-            if key in self:
+        # Several times a message. So keys are looked up only when one has gone: Python computes the hash of a UUID.
+        n_deleted = self._n_deleted
+        for key, channel in tuple(self.items()):
+            if n_deleted == self._n_deleted:
+                yield channel
+            elif key in self:
                 yield self[key]
 
 

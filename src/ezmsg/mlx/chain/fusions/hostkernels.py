@@ -15,7 +15,7 @@ Samples = npt.NDArray[np.float32]
 
 def average(x: Samples, alpha: float, zi: Samples, axis: int) -> tuple[Samples, Samples]:
     """As :meth:`ezmsg.mlx.kernels.contract.Kernel.run` of moving averages, without a copy to MLX and back."""
-    y, zf = np.empty_like(x), np.empty_like(zi)
+    y, zf = np.empty(x.shape, np.float32), np.empty(zi.shape, np.float32)
     samples, results, before, after = _flat((x, y, zi, zf), axis)
     _ewma(samples, results, False, before, after, alpha)
     return y, zf
@@ -23,7 +23,7 @@ def average(x: Samples, alpha: float, zi: Samples, axis: int) -> tuple[Samples, 
 
 def scores(x: Samples, alpha: float, zi: Samples, axis: int) -> tuple[Samples, Samples]:
     """The same of z-scores."""
-    y, zf = np.empty_like(x), np.empty_like(zi)
+    y, zf = np.empty(x.shape, np.float32), np.empty(zi.shape, np.float32)
     samples, results, before, after = _flat((x, y, zi, zf), axis)
     _zscore(samples, samples, results, before, after, alpha)
     return y, zf

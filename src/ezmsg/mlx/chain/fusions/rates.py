@@ -16,7 +16,6 @@ from ezmsg.sigproc.aggregate import AggregationFunction
 from ezmsg.sigproc.binned_aggregate import BinnedAggregateTransformer, BinSchedule
 from ezmsg.sigproc.downsample import DownsampleTransformer
 from ezmsg.util.messages.axisarray import AxisArray, AxisBase, LinearAxis
-from ezmsg.util.messages.util import replace
 
 from ...stream.device import uses_gpu
 from ...stream.fusible import Array, Axes, FusedStage, Step, fusion_of
@@ -97,7 +96,7 @@ class FusedBins(FusedStage[BinnedAggregateTransformer]):
         axis, gain = cast(LinearAxis, axes[self.dim]), self._gain
         n_done, n_open = counts
         offset = axis.offset - (int(n_done * self._length) + n_open) * axis.gain + n_done * gain
-        axes = {**axes, self.dim: replace(axis, gain=gain, offset=offset)}
+        axes = {**axes, self.dim: LinearAxis(axis.unit, gain, offset)}
         if self._is_multiple:
             axes[self.transformer.settings.newaxis] = cast(AxisBase, self.transformer.state.metric_axis)
         return axes
@@ -224,7 +223,7 @@ class FusedDownsample(FusedStage[DownsampleTransformer]):
         q, axis = self.transformer.state.q, cast(LinearAxis, axes[self.dim])
         first = -counts % q
         offset = axis.offset + axis.gain * (first if first < n_samples else 0)
-        return {**axes, self.dim: replace(axis, gain=axis.gain * q, offset=offset)}
+        return {**axes, self.dim: LinearAxis(axis.unit, axis.gain * q, offset)}
 
     def apply(self, x: Array, arrays: tuple[Array, ...], variant: tuple[int, int]) -> tuple[Array, tuple[Array, ...]]:
         """See :class:`FusedStage`."""

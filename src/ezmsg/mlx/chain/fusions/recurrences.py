@@ -33,11 +33,7 @@ def _run(
     recurrence: Recurrence, x: Array, coefficients: Coefficients, zi: Array, axis: int, sizes: tuple[int, ...]
 ) -> tuple[Array, Array]:
     """The kernel of *recurrence*, for arrays of either library."""
-    path = default_path()
-    if recurrence != "sosfilt" and path == "cpu" and isinstance(x, np.ndarray):
-        compute = hostkernels.average if recurrence == "ewma" else hostkernels.scores
-        return compute(x, cast(float, coefficients), cast("npt.NDArray[np.float32]", zi), axis)
-    run = kernel(recurrence, path).run
+    run = kernel(recurrence, default_path()).run
     if not isinstance(x, np.ndarray):
         return run(x, coefficients, cast("mx.array", zi), axis, sizes)
     import mlx.core as mx
@@ -55,7 +51,7 @@ class FusedAverage(FusedStage[EWMATransformer]):
     def __init__(self, transformer: EWMATransformer, message: AxisArray) -> None:
         super().__init__(transformer, message)
         self._alpha, self._sizes = transformer.state.alpha, transformer.settings.mlx_metal_chunk_sizes
-        self._accumulates = transformer.settings.accumulate
+        self._accumulates, self._has_host_kernel = transformer.settings.accumulate, default_path() == "cpu"
         self._shape = cast("mx.array", transformer.state.zi).shape
 
     def load(self) -> tuple[tuple[mx.array, ...], int] | None:
@@ -89,9 +85,13 @@ class FusedAverage(FusedStage[EWMATransformer]):
 
     def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
         """See :class:`FusedStage`."""
-        y, after = _run("ewma", x, self._alpha, arrays[0], self.axis, self._sizes)
+        is_on_host = isinstance(x, np.ndarray)
+        if is_on_host and self._has_host_kernel:
+            y, after = hostkernels.average(x, self._alpha, cast("npt.NDArray[np.float32]", arrays[0]), self.axis)
+        else:
+            y, after = _run("ewma", x, self._alpha, arrays[0], self.axis, self._sizes)
         if self.subtracts:
-            y = np.subtract(x, y, out=x) if isinstance(x, np.ndarray) else x - y
+            y = np.subtract(x, y, out=x) if is_on_host else x - y
         return y, (after,) if self._accumulates else arrays
 
 
@@ -124,7 +124,7 @@ class FusedScores(FusedStage[AdaptiveStandardScalerTransformer]):
     def __init__(self, transformer: AdaptiveStandardScalerTransformer, message: AxisArray) -> None:
         super().__init__(transformer, message)
         self._alpha, self._sizes = cast(float, transformer.state.alpha), transformer.settings.mlx_metal_chunk_sizes
-        self._accumulates = transformer.settings.accumulate
+        self._accumulates, self._has_host_kernel = transformer.settings.accumulate, default_path() == "cpu"
 
     def load(self) -> tuple[tuple[mx.array, ...], int] | None:
         """See :class:`FusedStage`."""
@@ -142,7 +142,10 @@ class FusedScores(FusedStage[AdaptiveStandardScalerTransformer]):
 
     def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
         """See :class:`FusedStage`."""
-        y, after = _run("zscore", x, self._alpha, arrays[0], self.axis, self._sizes)
+        if isinstance(x, np.ndarray) and self._has_host_kernel:
+            y, after = hostkernels.scores(x, self._alpha, cast("npt.NDArray[np.float32]", arrays[0]), self.axis)
+        else:
+            y, after = _run("zscore", x, self._alpha, arrays[0], self.axis, self._sizes)
         return y, (after,) if self._accumulates else arrays
 
 

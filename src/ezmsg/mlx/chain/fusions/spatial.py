@@ -30,6 +30,7 @@ class FusedCommonRereference(FusedStage[sigproc.CommonRereferenceTransformer]):
         axis = transformer.settings.axis or resolve_feature_dim(message)
         self._channels = message.get_axis_idx(axis)
         self._n_channels = message.data.shape[self._channels]
+        self._share, self._is_last = np.float32(1.0 / self._n_channels), self._channels == message.data.ndim - 1
         self._is_median = transformer.settings.mode == "median"
         if self._is_median and not uses_gpu():
             self._groups = Groups.of(transformer.state)
@@ -42,11 +43,11 @@ class FusedCommonRereference(FusedStage[sigproc.CommonRereferenceTransformer]):
         if isinstance(x, np.ndarray):
             if self._is_median:
                 return self._without_medians(x), arrays
-            if self._channels == x.ndim - 1:
-                subtract_row_means(x.reshape(-1, self._n_channels), np.float32(1.0 / self._n_channels))
+            if self._is_last:
+                subtract_row_means(x.reshape(-1, self._n_channels), self._share)
             else:
                 # In order along the axis, as MLX adds up.
-                x -= np.add.reduce(x, axis=self._channels, keepdims=True) * np.float32(1.0 / self._n_channels)
+                x -= np.add.reduce(x, axis=self._channels, keepdims=True) * self._share
         elif self._is_median:
             import mlx.core as mx
 
@@ -58,7 +59,7 @@ class FusedCommonRereference(FusedStage[sigproc.CommonRereferenceTransformer]):
         return x, arrays
 
     def _without_medians(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        if self._channels != x.ndim - 1:
+        if not self._is_last:
             return self._groups.subtract(x, self._channels)
         rows = x.reshape(-1, self._n_channels)
         subtract_medians(rows, rows, *self._groups)
