@@ -90,6 +90,17 @@ def test_a_publisher_outlives_a_subscriber_that_leaves():
 
 
 @in_fresh_process
+def test_a_channel_that_has_gone_is_skipped_and_one_that_has_come_is_left_to_the_next_message():
+    channels, seen = importlib.import_module(WORKAROUNDS)._Channels(a=1, b=2, c=3), []
+    for channel in channels.values():
+        seen.append(channel)
+        if channel == 1:
+            del channels["b"]
+            channels["d"] = 4
+    assert seen == [1, 3] and list(channels.values()) == [1, 3, 4]
+
+
+@in_fresh_process
 def test_ezmsg_still_needs_channels_that_may_change():
     error = asyncio.run(error_when_a_subscriber_leaves())
     assert error == "dictionary changed size during iteration", "cured in ezmsg: remove _Channels"
