@@ -85,14 +85,15 @@ class FusedAverage(FusedStage[EWMATransformer]):
 
     def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
         """See :class:`FusedStage`."""
-        is_on_host = isinstance(x, np.ndarray)
-        if is_on_host and self._has_host_kernel:
-            y, after = hostkernels.average(x, self._alpha, cast("npt.NDArray[np.float32]", arrays[0]), self.axis)
-        else:
-            y, after = _run("ewma", x, self._alpha, arrays[0], self.axis, self._sizes)
+        y, after = self._averaged(x, arrays[0])
         if self.subtracts:
-            y = np.subtract(x, y, out=x) if is_on_host else x - y
+            y = np.subtract(x, y, out=x) if isinstance(x, np.ndarray) else x - y
         return y, (after,) if self._accumulates else arrays
+
+    def _averaged(self, x: Array, zi: Array) -> tuple[Array, Array]:
+        if self._has_host_kernel and isinstance(x, np.ndarray):
+            return hostkernels.average(x, self._alpha, cast(hostkernels.Samples, zi), self.axis)
+        return _run("ewma", x, self._alpha, zi, self.axis, self._sizes)
 
 
 class FusedDetrend(FusedAverage):
@@ -142,11 +143,13 @@ class FusedScores(FusedStage[AdaptiveStandardScalerTransformer]):
 
     def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
         """See :class:`FusedStage`."""
-        if isinstance(x, np.ndarray) and self._has_host_kernel:
-            y, after = hostkernels.scores(x, self._alpha, cast("npt.NDArray[np.float32]", arrays[0]), self.axis)
-        else:
-            y, after = _run("zscore", x, self._alpha, arrays[0], self.axis, self._sizes)
+        y, after = self._scored(x, arrays[0])
         return y, (after,) if self._accumulates else arrays
+
+    def _scored(self, x: Array, zi: Array) -> tuple[Array, Array]:
+        if self._has_host_kernel and isinstance(x, np.ndarray):
+            return hostkernels.scores(x, self._alpha, cast(hostkernels.Samples, zi), self.axis)
+        return _run("zscore", x, self._alpha, zi, self.axis, self._sizes)
 
 
 @fusion_of(AdaptiveStandardScalerTransformer)
