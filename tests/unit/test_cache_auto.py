@@ -160,6 +160,18 @@ def test_on_the_cpu_what_the_steady_message_needs_after_a_stall_is_measured_agai
     assert cpu.calls["clear_cache"] == before
 
 
+def test_on_the_cpu_a_buffer_that_is_new_once_after_a_stall_empties_no_cache(cpu):
+    node = Node()
+    run(cpu, node, LARGE, 70.0)
+    before = cpu.calls["clear_cache"]
+    run(cpu, node, LARGE_STALL, 120.0, n=1)
+    run(cpu, node, LARGE, 70.0, n=auto.N_QUIET + 4)
+    assert cpu.limit_mb == auto.LIFTED_MB
+    cpu.leave((1, 1), 30.0)
+    run(cpu, node, LARGE, 70.0)
+    assert (cpu.calls["clear_cache"], cpu.limit_mb, cpu.held(LARGE)) == (before, 88.0, 70 * MIB)
+
+
 def test_on_the_cpu_a_stream_that_stays_unsteady_gets_no_room_for_good(cpu):
     node = Node()
     run(cpu, node, LARGE, 40.0)

@@ -16,8 +16,9 @@ On the CPU a full cache turns away what is freed. So the limit is lifted while t
 of another length, which then finds its own buffers again; a large one that the cache has turned away goes back to the
 system, and its pages have to be zeroed once more. When the stream is steady again, the limit goes back to what it was,
 and MLX drops what was freed first, which is what the stall has left. Then the limit is lifted once more, to see whether
-the steady message still finds all that it needs. If the cache grows, it does not: what a stall leaves in a stage, like
-a part of a bin, may change the sizes of its buffers. Then the stream is measured again.
+the steady message still finds all that it needs. If the cache grows, and does so again after the limit was back once
+more, it does not: what a stall leaves in a stage, like a part of a bin, may change the sizes of its buffers. Then the
+stream is measured again.
 """
 
 import math
@@ -96,7 +97,7 @@ class AutoLimit:
         self._n_quiet = self._n_left = self._n_changes = 0
         self._most = self._least_active = 0
         self._lifted_mb: float | None = None
-        self._is_check = False
+        self._is_check = self._has_grown = False
         self._interrupted: tuple[dict[int, Shape], int, int] | None = None
 
     def apply(self, node: object, shape: Shape) -> None:
@@ -159,7 +160,7 @@ class AutoLimit:
         elif not has_gpu_allocator():
             # MLX drops what was freed first. The steady messages have used their buffers since.
             self._lower()
-            self._n_left, self._most = N_MEASURED * len(self.nodes), 0
+            self._n_left, self._has_grown = N_MEASURED * len(self.nodes), False
 
     def _start(self) -> None:
         """Empty the cache, and watch it."""
@@ -201,13 +202,19 @@ class AutoLimit:
         if self._lifted_mb is None:
             self._lift()
             self._most = used
-        elif used > self._most + _CLOSE * self.limit_mb * MIB:
-            self._start()
         elif self._n_left == 0:
+            has_grown = used > self._most + _CLOSE * self.limit_mb * MIB
             self._lower()
+            if has_grown and not self._has_grown:
+                # By what had to go for the rest of the stall, if the limit holds all; then it does not happen again.
+                self._n_left, self._has_grown = N_MEASURED * len(self.nodes), True
+            elif has_grown:
+                self._start()
 
     def _settle(self) -> None:
         """The stream is measured: the limit follows."""
+        # Which buffers are free at the same time is a matter of chance, too: the most that has been seen counts.
+        known_mb = self.working_set_mb or 0.0 if self._measured_shapes == self._shapes else 0.0
         self._measured_shapes, self.working_set_mb = dict(self._shapes), None
         fills, filled_mb = self._fills(self._most), self._asked_mb
         self._lower()
@@ -216,7 +223,7 @@ class AutoLimit:
             if filled_mb > self.limit_mb:
                 self._change(filled_mb, "the cache is full with steady messages alone")
             return
-        self.working_set_mb = self._most / MIB
+        self.working_set_mb = max(self._most / MIB, known_mb)
         margin = GPU_MARGIN if has_gpu_allocator() else MARGIN
         wanted = min(max(float(math.ceil(margin * self.working_set_mb)), LEAST_MB), _most_mb())
         if abs(wanted - self.limit_mb) > _CLOSE * self.limit_mb:
