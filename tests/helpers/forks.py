@@ -73,7 +73,7 @@ def fork_when_asked(channel: socket.socket) -> tuple[object, list[int]]:
             os.close(descriptor)
         # Until this has ended, the new process has another parent than it is to have.
         os.waitpid(between, 0)
-        channel.sendall(child)
+        channel.sendall(child or bytes(8))
     channel.close()
     os.close(tell)
     os.write(told, os.getpid().to_bytes(8, "little"))

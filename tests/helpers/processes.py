@@ -12,7 +12,6 @@ import logging
 import multiprocessing
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import traceback
@@ -70,12 +69,8 @@ def environment() -> dict[str, str]:
 def _output_of(process: subprocess.Popen[str] | warm.Forked, given: str = "") -> str:
     try:
         text, _ = process.communicate(given, timeout=TIME_LIMIT)
-        ended = True
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        text, _ = process.communicate()
-        ended = False
-    if not ended:
+        text, _ = warm.end_with_stacks(process)
         pytest.fail(f"The process did not end within {TIME_LIMIT:g} s.\n{text}", pytrace=False)
     if process.returncode != 0:
         pytest.fail(text, pytrace=False)

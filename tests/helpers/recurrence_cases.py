@@ -9,12 +9,14 @@ Each case takes an entry of :data:`helpers.recurrences.RECURRENCES` and the name
         CASES[case](RECURRENCES[recurrence], path)
 """
 
+import functools
 import math
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
-from .recurrences import ULP, Cases, Recurrence, check_close, check_state, noise
+from .recurrences import RECURRENCES, ULP, Cases, Float64, Recurrence, check_close, check_state, noise
 
 CASES = Cases()
 
@@ -22,13 +24,27 @@ CASES = Cases()
 # ------------------------------------------------------------------------------------------------- values and cutting
 
 
+@functools.cache
+def _noise_on_offsets() -> npt.NDArray[np.float32]:
+    # A float32 of 50 is 4e-6 apart from the next.
+    return noise(12000, 3) + np.float32([0, 50, 50])
+
+
+@functools.cache
+def _expected(recurrence: str, name: str) -> tuple[Float64, Float64, Float64]:
+    """The state that *follows_float64* begins with, and the results: those of one sample after the other take time."""
+    entry, x = RECURRENCES[recurrence], _noise_on_offsets()
+    coefficients = entry.coefficients[name]
+    zi = entry.settled_state(coefficients, x) * [0, 0, 1]
+    return zi, *entry.reference(x, coefficients, zi)
+
+
 @CASES.add()
 def follows_float64(recurrence: Recurrence, path: str) -> None:
-    # From zero, from zero on an offset, and settled on the offset. A float32 of 50 is 4e-6 apart from the next.
-    x = noise(12000, 3) + np.float32([0, 50, 50])
+    # From zero, from zero on an offset, and settled on the offset.
+    x = _noise_on_offsets()
     for name, coefficients in recurrence.coefficients.items():
-        zi = recurrence.settled_state(coefficients, x) * [0, 0, 1]
-        expected, last = recurrence.reference(x, coefficients, zi)
+        zi, expected, last = _expected(recurrence.name, name)
         lengths, pairs = [3000, 1, 2, 299, 300, 1500, 0, 7], recurrence.pairs_of(zi)
         y, zf = recurrence.in_pieces(mx.array(x), lengths, coefficients, pairs, path)
         state = recurrence.state_of(zf)

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from .examples import EXAMPLES
-from .warm import TIME_LIMIT, start
+from .warm import TIME_LIMIT, end_with_stacks, start
 
 SHARED_MEMORY = pathlib.Path("/dev/shm")
 
@@ -56,8 +56,8 @@ class Script:
         try:
             out, err = self.process.communicate(timeout=TIME_LIMIT)
         except subprocess.TimeoutExpired:
-            self.kill()
-            pytest.fail(f"It did not end within {TIME_LIMIT} s.")
+            out, err = end_with_stacks(self.process)
+            pytest.fail(f"It did not end within {TIME_LIMIT:g} s.\n{self.out}{out}{err}", pytrace=False)
         self.out += out
         return self.process.returncode, self.out, err
 

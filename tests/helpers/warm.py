@@ -8,6 +8,7 @@ child of the process that asked for it, as one that was started in any other way
 import atexit
 import builtins
 import contextlib
+import faulthandler
 import gc
 import importlib
 import io
@@ -87,15 +88,25 @@ def start(
 def run(
     arguments: Sequence[str], *, environment: Mapping[str, str] = os.environ, folder: str | os.PathLike | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    """The same, until it ends by itself; a hang ends it with all its processes and raises TimeoutExpired."""
+    """The same, until it ends by itself; a hang is an AssertionError with the stacks of all its processes."""
     process = start(arguments, environment=environment, folder=folder)
     try:
         out, err = process.communicate(timeout=TIME_LIMIT)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        raise
+        out, err = end_with_stacks(process)
+        raise AssertionError(f"It did not end within {TIME_LIMIT:g} s.\n{out}{err}") from None
     return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+
+def end_with_stacks(process: "subprocess.Popen[str] | Forked") -> tuple[str, str]:
+    """End a process that hangs, with all of its session; its output, with the stacks of those that tell them."""
+    os.killpg(process.pid, signal.SIGXCPU)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(5.0)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    out, err = process.communicate()
+    return out, err or ""
 
 
 def _heed_interrupts() -> None:
@@ -209,6 +220,8 @@ def serve(descriptor: int) -> None:
 
 
 def _serve(channel: socket.socket) -> None:
+    # A signal that nothing else sends; see end_with_stacks().
+    faulthandler.register(signal.SIGXCPU, all_threads=True)
     # What there is by now is not looked through, and so not copied, in each process.
     gc.freeze()
     (kind, request), descriptors = forks.fork_when_asked(channel)

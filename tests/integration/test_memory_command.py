@@ -4,10 +4,11 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
-from helpers.warm import TIME_LIMIT
+from helpers import warm
 
 from ezmsg.mlx.memory import __main__ as command
 
@@ -57,15 +58,15 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def run(*options: str) -> subprocess.CompletedProcess:
     environment = os.environ | {"COLUMNS": "100", "EZMSG_LOGLEVEL": "WARNING"}
-    line = [sys.executable, "-m", "ezmsg.mlx.memory", *options]
-    return subprocess.run(line, capture_output=True, text=True, timeout=TIME_LIMIT, env=environment)
+    return warm.run(["-m", "ezmsg.mlx.memory", *options], environment=environment)
 
 
 def test_it_shows_memory_and_lengths_of_the_process_and_draws_them(address, tmp_path):
     pytest.importorskip("matplotlib")
     picture = tmp_path / "memory.png"
-    for _ in range(60):
-        # Until the graph has started and its monitor is there; each attempt takes a second or more.
+    latest = time.monotonic() + warm.TIME_LIMIT
+    while time.monotonic() < latest:
+        # Until the graph has started and its monitor is there.
         done = run("--address", address, "--seconds", "3", "--plot", str(picture))
         if done.returncode == 0 and "CHAIN/TO_MLX" in done.stdout:
             break

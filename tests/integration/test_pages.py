@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from helpers import warm
-from helpers.processes import run_code
 
 pytest.importorskip("mlx.core")
 
@@ -50,8 +49,9 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]
     """What became of each block that starts no graph, each with names of its own, in one process."""
     file = tmp_path_factory.mktemp("pages") / "blocks.json"
     file.write_text(json.dumps({name: block for name, block in BLOCKS.items() if name not in GRAPHS}))
-    output = run_code(RUN_ALL, str(file))
-    return json.loads(output.rpartition("SHOWN ")[2])
+    run = warm.run(["-c", RUN_ALL, str(file)])
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout.rpartition("SHOWN ")[2])
 
 
 def test_there_are_blocks():

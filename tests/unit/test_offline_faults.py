@@ -3,8 +3,6 @@
 import errno
 import os
 import pickle
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import numpy as np
 import pytest
 from ezmsg.baseproc import BaseStatefulTransformer, processor_state
 from ezmsg.util.messages.axisarray import AxisArray
+from helpers import warm
 from helpers.nwb_files import write
 from helpers.offline_memory import MemorySink, MemorySource
 from helpers.processes import RecordedLog, in_forked_child
@@ -212,7 +211,7 @@ def test_an_error_of_the_system_at_finished_results_is_raised(path, monkeypatch)
 def is_locked(path):
     """Whether the results are locked for another process."""
     code = "import sys; from ezmsg.mlx import ZarrSink; ZarrSink(sys.argv[1]).open('recipe', 'fingerprint')"
-    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
+    done = warm.run(["-c", code, str(path)])
     assert done.returncode == 0 or "BlockingIOError" in done.stderr, done.stderr
     return done.returncode != 0
 
@@ -278,13 +277,13 @@ print(os.getpid(), flush=True)
 os.write(writing, b"x")
 sys.stdin.read()
 """
-    with subprocess.Popen([sys.executable, "-c", code, path], stdin=-1, stdout=-1, text=True) as parent:
+    parent = warm.start(["-c", code, str(path)], environment=os.environ)
+    try:
         assert int(parent.stdout.readline())
         parent.wait()
-        try:
-            assert not is_locked(path)
-        finally:
-            parent.stdin.close()
+        assert not is_locked(path)
+    finally:
+        parent.communicate()
 
 
 def test_a_lock_is_waited_for_until_another_process_lets_go(path):
@@ -304,16 +303,19 @@ sink.close()
         waits.set()
         sleep(seconds)
 
-    with subprocess.Popen([sys.executable, "-c", code, path], stdin=-1, stdout=-1, text=True) as other:
+    other = warm.start(["-c", code, str(path)], environment=os.environ)
+    try:
         assert other.stdout.readline() == "locked\n"
-        sink = ZarrSink(path, wait=60.0)
+        sink = ZarrSink(path, wait=warm.TIME_LIMIT)
         with pytest.MonkeyPatch.context() as monkeypatch:
             monkeypatch.setattr(durable.time, "sleep", note)
             thread = threading.Thread(target=lambda: opened.append(sink.open("recipe", "fingerprint")))
             thread.start()
-            assert waits.wait(60.0) and not opened
+            assert waits.wait(warm.TIME_LIMIT) and not opened
             other.stdin.close()
-            thread.join(60.0)
+            thread.join(warm.TIME_LIMIT)
+    finally:
+        other.communicate()
     assert opened == [(False, None)]
     sink.close()
 

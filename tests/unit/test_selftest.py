@@ -101,7 +101,8 @@ def fails(seconds):
 @pytest.mark.parametrize("run_graph", [ends_early, gives_something_else, gives_nan, fails])
 def test_a_graph_that_is_wrong_fails(short, run_graph, monkeypatch, capsys):
     monkeypatch.setattr(selftest, "run_graph", run_graph)
-    monkeypatch.setattr(selftest, "_speed", lambda: [])
+    for name in ("_right", "_speed", "_cache", "_fused"):
+        monkeypatch.setattr(selftest, name, lambda: [])
     assert selftest.main(["--json"]) == 1
     rows = json.loads(capsys.readouterr().out)
     assert [row["what"] for row in rows if row["verdict"] == "WRONG"] == ["the same in a graph of three processes"]
