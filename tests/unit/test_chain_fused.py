@@ -1,7 +1,9 @@
 """A fused chain gives what its stages give one by one: on the CPU, and as compiled functions in plain operations."""
 
+import gc
 import os
 import threading
+import weakref
 
 import ezmsg.core as ez
 import numpy as np
@@ -229,6 +231,21 @@ def test_another_stream_and_the_old_one_again(way):
     for message in other:
         message.axes.pop("ch")
     compare(stages, reference, [*first[:3], *other[:3], *first[3:6], *other[3:6]], exact=way == "cpu")
+
+
+def test_the_stages_of_a_chain_that_nobody_uses_are_gone_at_once():
+    stages = chains.make(["detrend"])
+    chain, gone = fused(stages), weakref.ref(stages[0])
+    for message in chains.stream([60] * 4):
+        chain(message)
+    assert runs_of(chain)
+    gc.collect()
+    gc.disable()
+    try:
+        del chain, stages
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 # Compiled functions

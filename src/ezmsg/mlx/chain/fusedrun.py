@@ -114,8 +114,8 @@ class FusedRun(abc.ABC):
         self._dtype = ends.exit.settings.dtype if ends.exit is not None else None
         self._rounds = ends.exit is not None and ends.exit.settings.rounding == "nearest"
         self._resident: Resident | None = None
-        self.before_load: Callable[[], None] = lambda: None
-        """Called before the state is taken over, for others that may have it."""
+        self.before_load: Callable[[FusedRun], None] = lambda run: None
+        """Called with this run before the state is taken over, for others that may have it."""
 
     def __call__(self, message: AxisArray) -> AxisArray | None:
         """The result of *message*, or None where the stages have to run it one by one.
@@ -188,7 +188,7 @@ class FusedRun(abc.ABC):
 
     def _load(self) -> Resident | None:
         """Take the state over from the transformers, if it can be."""
-        self.before_load()
+        self.before_load(self)
         loaded = []
         for stage in self.stages:
             if (state := stage.load()) is None:

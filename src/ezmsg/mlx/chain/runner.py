@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import weakref
 from collections.abc import Callable, Mapping
 from typing import cast
 
@@ -75,7 +76,7 @@ class Runner:
                 if isinstance(run, FusedRun) and (number is None or run.first <= number < run.stop):
                     run.store()
 
-    def _store_others(self, run: FusedRun) -> None:
+    def store_others(self, run: FusedRun) -> None:
         """Give back the state that *run* is to take over, where a run for messages of another kind has it."""
         for other in itertools.chain.from_iterable(self._found):
             if isinstance(other, FusedRun) and other is not run and other.first < run.stop and run.first < other.stop:
@@ -177,7 +178,8 @@ class Runner:
                 self._forget(run.first, old)
             found.insert(0, run)
             if isinstance(run, FusedRun):
-                run.before_load = functools.partial(self._store_others, run)
+                # Weak, so that a chain and its stages are gone as soon as nobody uses them.
+                run.before_load = functools.partial(_store_others, weakref.ref(self))
                 fused.append(" -> ".join(self._names[run.first : run.stop]))
         for names in fused:
             if names not in self._told:
@@ -191,6 +193,11 @@ class Runner:
             if isinstance(stage, RechunkTransformer):
                 return stage.settings.sizes
         return None
+
+
+def _store_others(runner: weakref.ref[Runner], run: FusedRun) -> None:
+    if (found := runner()) is not None:
+        found.store_others(run)
 
 
 def _as_list(output: Output) -> list[AxisArray]:
