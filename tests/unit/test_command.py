@@ -165,7 +165,9 @@ def test_ctrl_c_leaves_nothing_under_a_final_name(run, recordings, tmp_path, mon
 
 
 @pytest.mark.parametrize(("workers", "chain"), [(1, "make_endless"), (2, "make_endless_elsewhere")])
-def test_ctrl_c_on_a_terminal_ends_all_processes_and_leaves_what_to_go_on_with(workers, chain, tmp_path, monkeypatch):
+def test_ctrl_c_on_a_terminal_ends_all_processes_and_leaves_what_to_go_on_with(
+    workers, chain, tmp_path, monkeypatch, request
+):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]))
     np.zeros((12_000, 2), np.int16).tofile(tmp_path / "noise.bin")
     layout = ["sampling_rate=1000", "n_channels=2", "chunk_mb=0.002"]
@@ -175,6 +177,7 @@ def test_ctrl_c_on_a_terminal_ends_all_processes_and_leaves_what_to_go_on_with(w
     there = ["process", str(tmp_path / "noise.bin"), "--output", str(tmp_path / "out")]
     runs = ["--chain", f"helpers.command_chains:{chain}", *pieces]
     script = Script("-m", "ezmsg.mlx.command", *there, *how, *runs)
+    request.addfinalizer(lambda: script.process.poll() is None and script.kill())
     script.read_until("waiting")
     assert len(script.processes()) >= workers
     os.killpg(script.pid, signal.SIGINT)  # as a terminal does

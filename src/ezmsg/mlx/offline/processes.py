@@ -31,6 +31,9 @@ LEAST_GAIN = 2.0
 
 _SECONDS_TO_END = 5.0
 
+_SECONDS_TO_NOTICE = 1.0
+"""Between looks at whether there was a signal: one that comes right before a wait does not end it."""
+
 
 @dataclass
 class _Given:
@@ -150,14 +153,14 @@ class ProcessCrew:
                     events.append(event)
                 events += self._heard(0.0)
             else:
-                events += self._heard(None)
+                events += self._heard(_SECONDS_TO_NOTICE)
             for event in events:
                 if event.is_finished:
                     self._tasks.pop(event.number, None)
         return events
 
-    def _heard(self, timeout: float | None) -> list[Event]:
-        """What the other processes tell, once one of them does."""
+    def _heard(self, timeout: float) -> list[Event]:
+        """What the other processes tell, once one of them does, or nothing after *timeout* seconds."""
         events: list[Event] = []
         for connection in wait(list(self._workers), timeout) if self._workers else ():
             worker = self._workers[typing.cast(Connection, connection)]
