@@ -63,7 +63,7 @@ class Script:
 
     def assert_nothing_left(self) -> None:
         # Python's resource tracker ends on its own once all pipes to it are closed.
-        _, alive = psutil.wait_procs(self.processes(), timeout=60.0)
+        _, alive = psutil.wait_procs(self.processes(), timeout=TIME_LIMIT)
         assert [process for process in alive if process in self.processes()] == []
         assert [name for name in sorted(self.segments) if (SHARED_MEMORY / name).exists()] == []
 

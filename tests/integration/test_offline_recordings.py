@@ -259,7 +259,7 @@ def test_ctrl_c_leaves_what_to_go_on_with_and_no_process(alone, tmp_path):
     n_finished = sum(name.endswith(".zarr") for name in left)
     n_begun = sum((tmp_path / name / "checkpoint").exists() for name in left)
     assert [int(number) for number in told.groups()] == [n_finished, n_begun, 3 - n_finished - n_begun]
-    _, alive = psutil.wait_procs(script.others(), timeout=60.0)
+    _, alive = psutil.wait_procs(script.others(), timeout=TIME_LIMIT)
     assert alive == []
     left = sorted(path.name for path in tmp_path.iterdir())
     assert all(name.endswith((".zarr", ".zarr.partial")) for name in left)

@@ -353,7 +353,7 @@ def test_in_a_forked_child_of_a_process_that_used_mlx_nothing_is_measured():
         # In a thread of its own, as the units of a graph.
         thread = threading.Thread(target=lambda: done.append([follow_cache_limit(node, STEADY) for _ in range(100)]))
         thread.start()
-        thread.join(30)
+        thread.join(100)
         return bool(done)
 
     assert in_forked_child(child)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from helpers.offline_faults import DeadlySink, DeadlySource, Endless, Marking, WaitingForAnother, deadly_chain
 from helpers.processes import RecordedLog
+from helpers.warm import TIME_LIMIT
 
 from ezmsg.mlx import RechunkSettings, process_recording
 from ezmsg.mlx.offline import process as offline_process
@@ -77,7 +78,9 @@ def test_workers_killed_in_each_phase_cost_their_piece_and_no_bit(tmp_path, path
     assert_same(path, expected)
 
 
-def test_workers_end_with_the_run_and_when_nobody_waits_for_them():
+def test_workers_end_with_the_run_and_when_nobody_waits_for_them(monkeypatch):
+    # Enough on a machine that is busy with other tests, too.
+    monkeypatch.setattr(processes, "_SECONDS_TO_END", TIME_LIMIT)
     crew = ProcessCrew(2, works_itself=False)
     try:
         for number in range(2):
@@ -88,7 +91,7 @@ def test_workers_end_with_the_run_and_when_nobody_waits_for_them():
         abandoned, other = (worker.process for worker in crew._workers.values())
         # As the system does when this process is killed.
         next(iter(crew._workers)).close()
-        abandoned.join(60.0)
+        abandoned.join(TIME_LIMIT)
         assert abandoned.exitcode == 0 and other.is_alive()
     finally:
         crew.close()
