@@ -19,7 +19,7 @@ def test_each_kind_of_results_is_made_in_both_ways(capsys):
     options = comparison.parse_options(["--channels", "4", "--samples", "60000", "--workers", "1"])
     cases = list(comparison.cases(options))
     assert len(cases) == len(set(cases)) == 2 * 2 * 2 * 2
-    assert options.piece == 0.5
+    assert options.piece == 60.0
     with pytest.raises(SystemExit) as stopped:
         comparison.parse_options(["--rounds", "0"])
     assert stopped.value.code == 2
@@ -32,6 +32,7 @@ def test_ours_is_that_of_one_run_in_float64_and_the_file_makes_a_table(tmp_path,
     options = comparison.parse_options(["--channels", "3", "--samples", "9000", "--work", str(tmp_path)])
     comparison.write_recording(tmp_path / "recording.bin", 9000, 3)
     comparison.write_references(tmp_path, 3, ["mean"])
+    comparison.write_input(tmp_path, "short", options, 3000)
     case = comparison.Case(comparison.OURS, "mean", "float32", "compressed", 1)
     measured = comparison.measure(case, options)
     assert 0 < measured["difference"] < 1e-3
