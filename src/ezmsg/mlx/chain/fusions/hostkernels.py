@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...kernels.cpu.ewma import _ewma
+from ...kernels.cpu.sosfilt import filter_into
 from ...kernels.cpu.zscore import _zscore
 
 Samples = npt.NDArray[np.float32]
@@ -26,6 +27,16 @@ def scores(x: Samples, alpha: float, zi: Samples, axis: int) -> tuple[Samples, S
     y, zf = np.empty(x.shape, np.float32), np.empty(zi.shape, np.float32)
     samples, results, before, after = _flat((x, y, zi, zf), axis)
     _zscore(samples, samples, results, before, after, alpha)
+    return y, zf
+
+
+def sections(x: Samples, sos: npt.NDArray[np.float64], zi: Samples, axis: int) -> tuple[Samples, Samples]:
+    """The same of second-order sections."""
+    x, zi = np.ascontiguousarray(x), np.ascontiguousarray(zi)
+    y, zf = np.empty_like(x), np.empty_like(zi)
+    samples, results = _flat((x, y), axis)
+    before, after = (state.reshape(len(sos), samples.shape[0], 4, samples.shape[2]) for state in (zi, zf))
+    filter_into(samples, samples, results, before, after, sos)
     return y, zf
 
 

@@ -164,6 +164,7 @@ class FusedSections(FusedStage[FilterTransformer | FilterByDesign]):
     def __init__(self, transformer: FilterTransformer | FilterByDesign, message: AxisArray) -> None:
         super().__init__(transformer, message)
         self._sections = cast("npt.NDArray[np.float64]", self._filter.state.sections)
+        self._has_host_kernel = default_path() == "cpu"
         self._sizes = transformer.settings.mlx_metal_chunk_sizes
 
     @property
@@ -189,7 +190,11 @@ class FusedSections(FusedStage[FilterTransformer | FilterByDesign]):
 
     def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
         """See :class:`FusedStage`."""
-        y, zf = _run("sosfilt", x, self._sections, arrays[0], self.axis, self._sizes)
+        zi = arrays[0]
+        if self._has_host_kernel and isinstance(x, np.ndarray):
+            result, after = hostkernels.sections(x, self._sections, cast(hostkernels.Samples, zi), self.axis)
+            return result, (after,)
+        y, zf = _run("sosfilt", x, self._sections, zi, self.axis, self._sizes)
         return y, (zf,)
 
 

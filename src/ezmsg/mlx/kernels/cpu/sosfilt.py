@@ -143,6 +143,21 @@ def _filter(
             _put_state(of_channel, zf[:, i, :, j])
 
 
+def filter_into(given: Samples, x: Samples, y: Samples, zi: Samples, zf: Samples, sos: npt.NDArray[np.float64]) -> None:
+    """Filter from *x* to *y*, which may be the same array; *given* is what was in *x* at first.
+
+    Args:
+        given: Of shape (outer, time, inner), as *x* and *y*.
+        x: What is read.
+        y: What is written.
+        zi: The state before, of shape (section, outer, 4, inner).
+        zf: Written: the state after.
+        sos: The sections.
+    """
+    outer, _, inner = x.shape
+    _filter(given, x, y, zi, zf, sos, min(inner, ROW) if inner > 1 else min(outer, COLUMN))
+
+
 def compile_ahead(coefficients: npt.NDArray[np.float64], n_channels: int) -> None:
     """See :class:`~ezmsg.mlx.kernels.contract.Kernel`. Compiled once on a machine, and loaded in each process."""
     _compile_ahead()
@@ -164,7 +179,6 @@ def run(
     zf = np.empty_like(states)
 
     def run(source: Samples, target: Samples) -> None:
-        width = min(inner, ROW) if inner > 1 else min(outer, COLUMN)
-        _filter(samples, source, target, states, zf, sos, width)
+        filter_into(samples, source, target, states, zf, sos)
 
     return computed(samples, x.shape, run), mx.array(zf.reshape(zi.shape))
