@@ -14,7 +14,7 @@ from . import checkpoint
 LEAST_MARGINS = 4
 """Length of a piece in margins, at least: what is computed twice is a quarter of the whole or less."""
 
-PIECES = 16
+PIECES = 8
 """Pieces of a recording, at least, if they are long enough: so many that workers finish at about the same time."""
 
 LONG_ENOUGH = 4.0

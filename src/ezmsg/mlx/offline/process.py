@@ -122,7 +122,7 @@ def process_recordings(
         chain_factory: As for :func:`process_recording`; for *workers* a function of a module.
         rechunk: As for :func:`process_recording`.
         checkpoint_seconds: As for :func:`process_recording`; the length of a piece at most, or four margins if they are
-            longer. A shorter recording is cut into 16 pieces, of 4 s and of 16 margins at least.
+            longer. A shorter recording is cut into 8 pieces, of 4 s and of 16 margins at least.
         progress: Called with the number of a recording, its samples that are done, and all its samples.
         workers: A number of processes on this machine, this one included: the others are spawned when there is enough
             to do for them, and the iterator is to be used in one thread. Or an executor, for example that of a Dask
