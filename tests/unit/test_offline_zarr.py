@@ -511,7 +511,12 @@ def test_files_of_chunks_are_those_that_zarr_writes(tmp_path, compressor):
     }
     assert {("data", "0.0"), ("data", "1.0"), ("data", "2.0"), ("time", "2")} <= found.keys()
     for parts, file in found.items():
-        assert file.read_bytes() == (tmp_path / "zarrs.zarr").joinpath(*parts).read_bytes(), parts
+        ours, zarrs = file.read_bytes(), (tmp_path / "zarrs.zarr").joinpath(*parts).read_bytes()
+        about = file.with_name(".zarray")
+        if parts[-1][0].isdigit() and (codec := json.loads(about.read_text())["compressor"]) is not None:
+            # What Blosc makes of the same values depends on its threads, which Zarr 2 has it start.
+            ours, zarrs = (bytes(numcodecs.get_codec(codec).decode(content)) for content in (ours, zarrs))
+        assert ours == zarrs, parts
 
 
 def test_a_checksum_finds_what_is_missing_or_elsewhere():
