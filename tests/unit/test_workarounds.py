@@ -71,6 +71,30 @@ async def error_when_a_subscriber_leaves() -> str:
     return ""
 
 
+async def is_cancelled_while_it_closes_memory() -> bool:
+    """Whether what waits for memory to be closed can be cancelled."""
+    async with graph_server() as context:
+        publisher = await context.publisher("TOPIC")
+        publisher._shm.close()
+        waiting = asyncio.create_task(publisher._shm.wait_closed())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        return waiting.cancelled()
+
+
+@in_fresh_process
+def test_what_waits_for_memory_to_be_closed_can_be_cancelled():
+    importlib.import_module("ezmsg.mlx.stream")
+    assert asyncio.run(is_cancelled_while_it_closes_memory())
+
+
+@in_fresh_process
+def test_ezmsg_still_suppresses_the_cancellation_of_what_waits_for_memory_to_be_closed():
+    assert not asyncio.run(is_cancelled_while_it_closes_memory()), "cured in ezmsg: remove _that_can_be_cancelled"
+
+
 @in_fresh_process
 def test_a_receiver_follows_its_publisher_to_larger_memory():
     importlib.import_module("ezmsg.mlx.stream")
@@ -110,11 +134,12 @@ def test_ezmsg_still_needs_channels_that_may_change():
 def test_a_second_call_changes_nothing():
     from ezmsg.core.messagechannel import ChannelProtocol
     from ezmsg.core.pubclient import Publisher
+    from ezmsg.core.shm import SHMContext
 
     workarounds = importlib.import_module(WORKAROUNDS)
-    before = ChannelProtocol._reattach_shm, Publisher.__init__
+    before = ChannelProtocol._reattach_shm, Publisher.__init__, SHMContext.wait_closed
     workarounds.apply_workarounds()
-    assert (ChannelProtocol._reattach_shm, Publisher.__init__) == before
+    assert (ChannelProtocol._reattach_shm, Publisher.__init__, SHMContext.wait_closed) == before
 
 
 @in_fresh_process

@@ -1,4 +1,4 @@
-"""Workarounds for two defects of ezmsg 3.10.0b5 after which a graph stands still, without an error or with one.
+"""Workarounds for three defects of ezmsg 3.10.0b5 after which a graph stands still, without an error or with one.
 
 A receiver that stops for good: a message larger than its slot makes the publisher move to new shared memory, and the
 receiver follows in a task that it starts and does not keep (``messagechannel.py``, ``ChannelProtocol._reattach_shm``).
@@ -10,7 +10,11 @@ A publisher that ends: while ``Publisher.broadcast`` waits for a slow subscriber
 dictionary of all of them, and if one leaves or comes meanwhile, it raises ``dictionary changed size during iteration``.
 A producer ends with that error; elsewhere the message is lost to the subscribers that were still to get it.
 
-Both are cured in the class, since there is no public place that every process passes: the receiver may run in a process
+A graph that does not end: a publisher closes the memory that it has replaced 32 messages later, and waits until that is
+done. ``SHMContext.wait_closed`` suppresses the cancellation of what it waits for, and with it that of its caller. A
+producer that is cancelled at that moment, which is how ezmsg ends it, goes on, and its process never ends.
+
+All are cured in the class, since there is no public place that every process passes: the receiver may run in a process
 with none of this package's units, and a task factory belongs to a loop, which ezmsg makes itself in each process. The
 names that ezmsg does not publish are all in this module. A class that no longer has them is left alone.
 """
@@ -24,6 +28,7 @@ from typing import Any
 from ezmsg.core.backendprocess import DefaultBackendProcess
 from ezmsg.core.messagechannel import ChannelProtocol
 from ezmsg.core.pubclient import Publisher
+from ezmsg.core.shm import SHMContext
 
 _reattaching: set[asyncio.Task | None] = set()
 
@@ -35,6 +40,9 @@ def apply_workarounds() -> None:
         ChannelProtocol._reattach_shm = _held_until_done(reattach)  # type: ignore[method-assign]
     if not hasattr(Publisher.__init__, "__wrapped__"):
         Publisher.__init__ = _with_channels_that_may_change(Publisher.__init__)  # type: ignore[method-assign]
+    wait_closed = getattr(SHMContext, "wait_closed", None)
+    if wait_closed is not None and not hasattr(wait_closed, "__wrapped__"):
+        SHMContext.wait_closed = _that_can_be_cancelled(wait_closed)  # type: ignore[method-assign]
     # A forked process inherits the classes as they are here; a spawned one unpickles this.
     copyreg.pickle(DefaultBackendProcess, _reduce_with_workarounds)
 
@@ -50,6 +58,19 @@ def _held_until_done(method: Callable[..., Coroutine[Any, Any, None]]) -> Callab
             _reattaching.discard(task)
 
     return held
+
+
+def _that_can_be_cancelled(
+    method: Callable[..., Coroutine[Any, Any, None]],
+) -> Callable[..., Coroutine[Any, Any, None]]:
+    @functools.wraps(method)
+    async def wait_closed(self: SHMContext) -> None:
+        if (task := getattr(self, "_graph_task", None)) is not None:
+            # Unlike `await task`, this raises what its caller is cancelled with, and nothing of the task.
+            await asyncio.wait({task})
+        await method(self)
+
+    return wait_closed
 
 
 class _Channels(dict):
