@@ -17,6 +17,9 @@ _ADOPT_ORPHANS = 36
 
 _MOST_DESCRIPTORS = 64
 
+_TIME_LIMIT = 240.0
+"""Seconds to wait for an answer. The first one comes after the imports, which take seconds, on a busy machine more."""
+
 lock = threading.Lock()
 """To be held from before a channel is chosen until a process has been forked."""
 
@@ -24,6 +27,7 @@ lock = threading.Lock()
 def ask(channel: socket.socket, request: object, descriptors: Sequence[int]) -> int:
     """The process of a new child of this one, which gets copies of the *descriptors*; EOFError if nobody answers."""
     pickled = pickle.dumps(request)
+    channel.settimeout(_TIME_LIMIT)
     with _adopting():
         try:
             socket.send_fds(channel, [len(pickled).to_bytes(8, "little")], descriptors)
@@ -31,6 +35,9 @@ def ask(channel: socket.socket, request: object, descriptors: Sequence[int]) -> 
             pid = int.from_bytes(channel.recv(8, socket.MSG_WAITALL), "little")
         except OSError:
             pid = 0
+            with contextlib.suppress(OSError):
+                # A late answer must not be taken for that to another question.
+                channel.shutdown(socket.SHUT_RDWR)
     if not pid:
         raise EOFError("the process that forks has ended")
     return pid
