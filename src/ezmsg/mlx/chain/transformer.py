@@ -74,8 +74,9 @@ class BaseChainTransformer(CompositeProcessor[SettingsType, AxisArray, Output], 
     A call takes and gives what the stages would, one by one: a message; a list where a stage gives lists; None where
     one gives None. Values, dtype, axes, offsets and attrs are theirs, and so are errors. What differs:
 
-    - Rounding. On MLX's CPU device the values are the same to the last bit, if no filter or matrix product is among
-      the stages; on a GPU a compiled function may round otherwise.
+    - Rounding. On MLX's CPU device the values are the same to the last bit where the same code computes them: averages,
+      z-scores, squares, absolute values, limits, medians, minima and maxima. Those of other stages differ by 1e-6 of
+      the largest value at most; on a GPU a compiled function may round otherwise.
     - A stage that raises loses its message for all stages: the state of each is as if the message had not come. (One
       by one, those before it have seen the message.) Arrays that a stage writes to in place stay written to.
     - The state of a stage is kept by the chain while it runs. ``stages`` and ``state`` give it back first.

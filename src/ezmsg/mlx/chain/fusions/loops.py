@@ -1,6 +1,6 @@
-"""Loops over NumPy arrays that give, bit for bit, what MLX gives on its CPU device.
+"""Loops over NumPy arrays that give what MLX gives on its CPU device, up to the rounding of the compiler.
 
-MLX adds float32 up in order, where NumPy adds in pairs. Sums of many rows or columns go side by side, so that none
+MLX adds float32 up in order, where NumPy adds in pairs, and so do they. Sums of many rows or columns go side by side, so that none
 waits for its own last addition.
 """
 
