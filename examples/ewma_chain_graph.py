@@ -37,13 +37,7 @@ from ezmsg.sigproc.binned_aggregate import BinnedAggregate
 from ezmsg.sigproc.math.log import Log
 from ezmsg.util.messages.axisarray import AxisArray
 
-from ezmsg.mlx import (
-    AsArray,
-    DetrendUnit,
-    EWMAUnit,
-    MemorySnapshot,
-    Pow,
-)
+from ezmsg.mlx import AsArray, DetrendUnit, EWMAUnit, MemorySnapshot, Pow
 from ezmsg.mlx.memory.view import save_plot
 
 

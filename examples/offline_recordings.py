@@ -38,8 +38,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from ezmsg.mlx import SimulatedAcquisitionSettings
-from ezmsg.mlx.command.interrupts import Interrupts
-from ezmsg.mlx.offline.extra import import_extra
+from ezmsg.mlx.command.progress import Interrupts
+from ezmsg.mlx.offline.reading import import_extra
 
 if typing.TYPE_CHECKING:
     from distributed import Client

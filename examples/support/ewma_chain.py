@@ -30,7 +30,7 @@ from ezmsg.mlx import (
     cache_limit,
     memory_snapshot,
 )
-from ezmsg.mlx.command.interrupts import Interrupts
+from ezmsg.mlx.command.progress import Interrupts
 from ezmsg.mlx.memory.view import memory_table
 
 from . import checked_options as checked

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from ezmsg.util.messages.axisarray import AxisArray
 
-from ezmsg.mlx.simulate.recording import MICROVOLTS_PER_COUNT
+from ezmsg.mlx.simulate import MICROVOLTS_PER_COUNT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,7 @@ import pynwb
 from pynwb.ecephys import ElectricalSeries
 
 from ezmsg.mlx import SimulatedAcquisitionSettings, simulated_acquisition
-from ezmsg.mlx.simulate.recording import MICROVOLTS_PER_COUNT
+from ezmsg.mlx.simulate import MICROVOLTS_PER_COUNT
 
 
 def write_recordings(folder: Path, count: int, n_channels: int, seconds: float) -> list[Path]:

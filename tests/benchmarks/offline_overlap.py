@@ -53,7 +53,8 @@ from ezmsg.mlx import (
     process_recording,
 )
 from ezmsg.mlx.butterworthfilter import ButterworthFilterTransformer
-from ezmsg.mlx.offline import checkpoint, sequential
+from ezmsg.mlx.offline import checkpoint
+from ezmsg.mlx.offline import engine as sequential
 
 RATE = 30_000.0
 N_REPEATED = 100_000
@@ -253,7 +254,7 @@ class Phases:
             for piece in self.data:
                 mx.eval(self.to_mlx(piece).data)
             return
-        from ezmsg.mlx.chain.inflight import StagingsInTurn
+        from ezmsg.mlx.chain.compiledrun import StagingsInTurn
 
         stagings = StagingsInTurn()
         for piece in self.data:
@@ -277,7 +278,7 @@ class Phases:
             mx.eval(before.data)
 
     def read_back(self) -> None:
-        from ezmsg.mlx.stream.readback import begin_reading
+        from ezmsg.mlx.stream.convert import begin_reading
 
         begun: list[tuple[AxisArray, object]] = []
         for message in [*self.data, None, None]:

@@ -11,8 +11,7 @@ import pytest
 from ezmsg.mlx import cache
 from ezmsg.mlx.cache import MIB
 from ezmsg.mlx.cache.auto import AutoLimit
-from ezmsg.mlx.cache.guard import CacheGuard
-from ezmsg.mlx.cache.limit import MLX_CPU_DEFAULT
+from ezmsg.mlx.cache.guard import MLX_CPU_DEFAULT, CacheGuard
 
 GPU_DEFAULT = 130_000 * MIB
 

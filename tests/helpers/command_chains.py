@@ -8,7 +8,7 @@ from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
 from ezmsg.mlx import AsArrayTransformer
-from ezmsg.mlx.offline import processes
+from ezmsg.mlx.offline import workers as processes
 
 
 def make_chain() -> AsArrayTransformer:

@@ -19,7 +19,7 @@ from ezmsg.mlx.chain.compiledrun import CompiledRun
 PATHS = ("kernels", "ewma", "filter", "scaler", "chain.fusions.recurrences")
 
 # At once, so that none takes over what another one has been given.
-for _name in (*PATHS, "chain.planning"):
+for _name in (*PATHS, "chain.runner"):
     importlib.import_module(f"ezmsg.mlx.{_name}")
 
 
@@ -29,7 +29,7 @@ def as_on_a_gpu(path: str = "plain") -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for module in PATHS:
             stack.enter_context(mock.patch(f"ezmsg.mlx.{module}.default_path", lambda: path))
-        for module in ("planning", "fusions.rates", "fusions.recurrences", "fusions.spatial"):
+        for module in ("runner", "fusions.rates", "fusions.recurrences", "fusions.spatial"):
             stack.enter_context(mock.patch(f"ezmsg.mlx.chain.{module}.uses_gpu", lambda: True))
         yield
 

@@ -66,7 +66,7 @@ def test_other_dtypes_are_those_of_the_namesake(dtype, to_backend):
 
 
 def test_large_messages_are_computed_in_place_and_leave_their_input_alone():
-    from ezmsg.mlx.kernels.cpu.memory import KEPT_FLOATS
+    from ezmsg.mlx.kernels.cpu.compiled import KEPT_FLOATS
 
     data = noise(KEPT_FLOATS // N_CHANNELS + 10)
     given_message = message(mx.array(data))

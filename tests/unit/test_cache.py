@@ -28,8 +28,7 @@ from ezmsg.mlx.cache import (
     lifted_cache_limit,
     withdraw_cache_limit,
 )
-from ezmsg.mlx.cache.guard import CacheGuard
-from ezmsg.mlx.cache.limit import MLX_CPU_DEFAULT
+from ezmsg.mlx.cache.guard import MLX_CPU_DEFAULT, CacheGuard
 
 
 @pytest.fixture

@@ -19,7 +19,11 @@ pytest.importorskip("pynwb")
 zarr = pytest.importorskip("zarr")
 
 from ezmsg.mlx import chains, command
-from ezmsg.mlx.command import events, info, jobs, memory, process, resultoptions, selftest, views
+from ezmsg.mlx.command import info, memory, process, selftest
+from ezmsg.mlx.command import options as jobs
+from ezmsg.mlx.command import options as resultoptions
+from ezmsg.mlx.command import progress as events
+from ezmsg.mlx.command import progress as views
 
 ROOT = TESTS.parent
 CHAIN = ["--chain", "helpers.command_chains:make_chain"]
@@ -150,7 +154,7 @@ def test_margin_and_tolerance_are_handed_on(run, monkeypatch):
 
 
 def test_dtypes_are_those_of_the_package():
-    from ezmsg.mlx.offline import resultlayout
+    from ezmsg.mlx.offline import zarrlayout as resultlayout
 
     assert resultoptions.DTYPES == resultlayout.DTYPES
 
@@ -364,12 +368,12 @@ def test_chains_are_listed_and_each_tells_its_parameters(capsys):
 
 
 def test_parameters_have_names_of_their_own():
-    from ezmsg.mlx.command import processoptions
+    from ezmsg.mlx.command import options as processoptions
 
     for name in chains.READY:
         parser = processoptions._parser("test")
         known = {action.dest for action in parser._actions}
-        from ezmsg.mlx.command.chainoption import add_parameters
+        from ezmsg.mlx.command.options import add_parameters
 
         assert known.isdisjoint(add_parameters(parser, name))
 

@@ -14,9 +14,11 @@ zarr = pytest.importorskip("zarr")
 matplotlib = pytest.importorskip("matplotlib")
 
 from ezmsg.mlx import NWBSource, RechunkSettings, ZarrSink, command, process_recording
-from ezmsg.mlx.command import overview, page, rawtraces
-from ezmsg.mlx.command.overview import read_overview
-from ezmsg.mlx.command.usage import UsageError
+from ezmsg.mlx.command import page
+from ezmsg.mlx.command import page as overview
+from ezmsg.mlx.command import page as rawtraces
+from ezmsg.mlx.command.options import UsageError
+from ezmsg.mlx.command.page import read_overview
 
 LABELS = ["e2", "e0", "e3"]
 

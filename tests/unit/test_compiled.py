@@ -145,7 +145,7 @@ def test_one_compilation_serves_all_messages(recurrence, coefficients, state):
     import mlx.core as mx
 
     from ezmsg.mlx.kernels import kernel
-    from ezmsg.mlx.kernels.cpu.memory import KEPT_FLOATS
+    from ezmsg.mlx.kernels.cpu.compiled import KEPT_FLOATS
 
     module = kernel(recurrence, "cpu")
     module.compile_ahead(coefficients, 3)

@@ -8,7 +8,7 @@ import pytest
 mx = pytest.importorskip("mlx.core")
 
 from ezmsg.mlx.ewma import ewma
-from ezmsg.mlx.kernels.cpu.memory import KEPT_FLOATS, computed
+from ezmsg.mlx.kernels.cpu.compiled import KEPT_FLOATS, computed
 
 
 def address(memory: np.ndarray) -> int:

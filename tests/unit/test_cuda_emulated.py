@@ -19,7 +19,8 @@ from helpers.zscore_cases import OWN_CASES as ZSCORE_CASES
 
 from ezmsg.mlx.ewma import EWMATransformer
 from ezmsg.mlx.filter import FilterTransformer
-from ezmsg.mlx.kernels.cuda import ewma, lookback, sosfilt, zscore
+from ezmsg.mlx.kernels.cuda import ewma, sosfilt, zscore
+from ezmsg.mlx.kernels.cuda import kernel as lookback
 from ezmsg.mlx.kernels.cuda.kernel import cuda_kernel
 from ezmsg.mlx.scaler import AdaptiveStandardScalerTransformer
 

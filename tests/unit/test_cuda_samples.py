@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("mlx.core")
 
-from ezmsg.mlx.kernels.cuda.samples import LANES, THREADS, TILE, blocks
+from ezmsg.mlx.kernels.cuda.kernel import LANES, THREADS, TILE, blocks
 
 
 def test_there_is_a_block_for_each_tile_and_32_channels():

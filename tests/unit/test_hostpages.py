@@ -4,8 +4,8 @@ import pytest
 
 mx = pytest.importorskip("mlx.core", exc_type=ImportError)
 
-from ezmsg.mlx.stream import hostpages
-from ezmsg.mlx.stream.hostpages import PAGE, keep_on_host
+from ezmsg.mlx.stream import device as hostpages
+from ezmsg.mlx.stream.device import PAGE, keep_on_host
 
 
 @pytest.fixture

@@ -8,13 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from ezmsg.mlx import (
-    AsArraySettings,
-    AsArrayTransformer,
-    ReadLateSettings,
-    ReadLateTransformer,
-)
-from ezmsg.mlx.stream.integers import mlx_to_integers, numpy_to_integers
+from ezmsg.mlx import AsArraySettings, AsArrayTransformer, ReadLateSettings, ReadLateTransformer
+from ezmsg.mlx.stream.convert import mlx_to_integers, numpy_to_integers
 
 mx = pytest.importorskip("mlx.core")
 

@@ -21,9 +21,9 @@ from ezmsg.mlx.memory import (
     MemorySnapshot,
     memory_snapshot,
     monitor,
-    system,
 )
 from ezmsg.mlx.memory import snapshot as snapshots
+from ezmsg.mlx.memory import snapshot as system
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
 

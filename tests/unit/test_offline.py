@@ -29,7 +29,9 @@ from ezmsg.mlx import (
     process_recording,
 )
 from ezmsg.mlx.butterworthfilter import ButterworthFilterTransformer
-from ezmsg.mlx.offline import checkpoint, overlap, sequential
+from ezmsg.mlx.offline import checkpoint
+from ezmsg.mlx.offline import engine as overlap
+from ezmsg.mlx.offline import engine as sequential
 from ezmsg.mlx.scaler import AdaptiveStandardScalerTransformer
 
 pytest.importorskip("mlx.core")

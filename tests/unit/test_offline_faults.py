@@ -24,9 +24,9 @@ from ezmsg.mlx import (
     ZarrSink,
     process_recording,
 )
-from ezmsg.mlx.offline import checkpoint, durable
-from ezmsg.mlx.offline.packing import pack
-from ezmsg.mlx.offline.unpacking import unpack
+from ezmsg.mlx.offline import checkpoint
+from ezmsg.mlx.offline import zarrsink as durable
+from ezmsg.mlx.offline.checkpoint import pack, unpack
 
 zarr = pytest.importorskip("zarr")
 pytest.importorskip("mlx.core")

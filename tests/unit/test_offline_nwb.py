@@ -9,7 +9,7 @@ from helpers.nwb_files import DATA, RATE, write
 from helpers.processes import run_code
 
 from ezmsg.mlx import NWBSource
-from ezmsg.mlx.offline.scaling import volts_of
+from ezmsg.mlx.offline.reading import volts_of
 
 h5py = pytest.importorskip("h5py")
 pynwb = pytest.importorskip("pynwb")
@@ -226,7 +226,7 @@ def test_to_read_a_recording_pynwb_is_not_loaded(file):
     out = run_code(
         f"""
         import sys
-        from ezmsg.mlx.offline import open_recording, processes
+        from ezmsg.mlx.offline import open_recording, workers
         next(open_recording({str(file)!r}).read(0))
         open_recording({str(file)!r}, "rawbinary", sampling_rate=1000.0, n_channels=1, dtype="int8")
         print(sorted({{"pynwb", "hdmf", "ezmsg.nwb", "scipy.signal", "numba"}} & set(sys.modules)))

@@ -161,7 +161,7 @@ def test_pauses_and_steps_of_the_clock_are_followed(tmp_path, start, pauses):
 
 
 def test_a_gap_at_the_seam_of_two_blocks_is_found(tmp_path, monkeypatch):
-    from ezmsg.mlx.offline import nwbtimes
+    from ezmsg.mlx.offline import nwbsource as nwbtimes
 
     monkeypatch.setattr(nwbtimes, "_BLOCK", 100)
     stamps = np.arange(1000) / RATE
@@ -400,7 +400,7 @@ def test_no_more_of_the_file_is_built_than_the_series(file):
 
 
 def test_memory_does_not_grow_with_the_number_of_time_stamps(tmp_path, monkeypatch):
-    from ezmsg.mlx.offline import nwbtimes
+    from ezmsg.mlx.offline import nwbsource as nwbtimes
 
     monkeypatch.setattr(nwbtimes, "_BLOCK", 2**14)
     peaks = []

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers.offline_memory import MemorySink, MemorySource
 
-from ezmsg.mlx.offline.overlap import MOST_AHEAD, WriteBehind, read_ahead
+from ezmsg.mlx.offline.engine import MOST_AHEAD, WriteBehind, read_ahead
 
 
 def threads():

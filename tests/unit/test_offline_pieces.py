@@ -31,10 +31,10 @@ from ezmsg.mlx import (
     process_recordings,
 )
 from ezmsg.mlx.butterworthfilter import ButterworthFilterTransformer
-from ezmsg.mlx.offline.resultlayout import rows_of_chunk
-from ezmsg.mlx.offline.zarrpieces import JoinsPieces
+from ezmsg.mlx.offline.zarrlayout import rows_of_chunk
+from ezmsg.mlx.offline.zarrsink import JoinsPieces
 from ezmsg.mlx.scaler import AdaptiveStandardScalerTransformer
-from ezmsg.mlx.stream.settling import averaging_time, filter_time
+from ezmsg.mlx.stream.fusible import averaging_time, filter_time
 
 zarr = pytest.importorskip("zarr")
 pytest.importorskip("mlx.core")

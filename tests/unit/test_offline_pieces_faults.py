@@ -15,8 +15,8 @@ from helpers.warm import TIME_LIMIT
 
 from ezmsg.mlx import RechunkSettings, process_recording
 from ezmsg.mlx.offline import process as offline_process
-from ezmsg.mlx.offline import processes
-from ezmsg.mlx.offline.processes import ProcessCrew
+from ezmsg.mlx.offline import workers as processes
+from ezmsg.mlx.offline.workers import ProcessCrew
 
 zarr = pytest.importorskip("zarr")
 

@@ -18,8 +18,10 @@ from helpers.on_no_gpu import as_on_a_gpu, compiled_run
 
 from ezmsg.mlx import AsArrayTransformer, BaseChainTransformer, DetrendTransformer, RechunkSettings, chains
 from ezmsg.mlx.chain.transformer import ChainTransformer
-from ezmsg.mlx.offline import overlap, process_recording, sequential
-from ezmsg.mlx.stream import readback
+from ezmsg.mlx.offline import engine as overlap
+from ezmsg.mlx.offline import engine as sequential
+from ezmsg.mlx.offline import process_recording
+from ezmsg.mlx.stream import convert as readback
 from ezmsg.mlx.stream.convert import mlx_to_numpy
 
 SIZES = RechunkSettings(sizes=(64,))

@@ -15,15 +15,10 @@ from ezmsg.util.messages.util import replace
 from helpers.offline_memory import CH_AXIS, MemorySource
 from helpers.processes import RecordedLog
 
-from ezmsg.mlx import (
-    AsArrayTransformer,
-    EWMATransformer,
-    RechunkSettings,
-    ZarrSink,
-    process_recording,
-)
-from ezmsg.mlx.offline import durable, zarrsink
-from ezmsg.mlx.offline.zarrchunks import ChunkFiles, checksum
+from ezmsg.mlx import AsArrayTransformer, EWMATransformer, RechunkSettings, ZarrSink, process_recording
+from ezmsg.mlx.offline import zarrsink
+from ezmsg.mlx.offline import zarrsink as durable
+from ezmsg.mlx.offline.zarrlayout import ChunkFiles, checksum
 
 zarr = pytest.importorskip("zarr")
 pytest.importorskip("mlx.core")

@@ -17,9 +17,7 @@ import pytest
 from ezmsg.util.messages.axisarray import AxisArray
 
 from ezmsg.mlx import EWMATransformer, RechunkSettings
-from ezmsg.mlx.offline.checkpoint import CannotSave, save
-from ezmsg.mlx.offline.packing import CannotPack, pack
-from ezmsg.mlx.offline.unpacking import unpack
+from ezmsg.mlx.offline.checkpoint import CannotPack, CannotSave, pack, save, unpack
 from ezmsg.mlx.stream.segments import Segment
 
 OWN = ("ezmsg", __name__.partition(".")[0])
@@ -264,9 +262,9 @@ def test_a_pickle_in_any_place_does_not_run(number, marker):
     "nodes",
     [
         [["object", "subprocess", "Popen", {}, {}]],
-        [["dict", [], []], ["object", "ezmsg.mlx.offline.packing", "os.system", [0], [0]]],
-        [["dict", [], []], ["object", "ezmsg.mlx.offline.durable", "fcntl.flock", [0], [0]]],
-        [["dict", [], []], ["object", "ezmsg.mlx.offline.durable", "Path", [0], [0]]],
+        [["dict", [], []], ["object", "ezmsg.mlx.offline.checkpoint", "os.system", [0], [0]]],
+        [["dict", [], []], ["object", "ezmsg.mlx.offline.zarrsink", "fcntl.flock", [0], [0]]],
+        [["dict", [], []], ["object", "ezmsg.mlx.offline.zarrsink", "Path", [0], [0]]],
         [["dict", [], []], ["object", "ezmsg.mlx.ewma", "EWMATransformer", [0], [0]]],
         [["dict", [], []], ["object", "ezmsg.core", "Unit", [0], [0]]],
         [["dict", [], []], ["object", "ezmsg.not_imported", "X", [0], [0]]],

@@ -18,8 +18,7 @@ from helpers.processes import RecordedLog, in_forked_child, in_fresh_process
 from ezmsg.mlx.asarray import ArrayBackend, AsArraySettings, AsArrayTransformer
 from ezmsg.mlx.cache import MIB, cache_limit
 from ezmsg.mlx.ewma import EWMASettings, EWMATransformer
-from ezmsg.mlx.plan import CacheRecommendation, measure_working_set, recommend_cache_limit
-from ezmsg.mlx.plan.recommend import MARGIN, _limit
+from ezmsg.mlx.plan import MARGIN, CacheRecommendation, _limit, measure_working_set, recommend_cache_limit
 from ezmsg.mlx.rechunk import RechunkSettings, RechunkTransformer
 
 N_CHANNELS = 512
@@ -198,7 +197,7 @@ def test_allocator_that_does_not_trim_needs_room_for_all_lengths():
 
 @pytest.mark.parametrize("trims", [False, True])
 def test_the_answer_does_not_grow_with_each_length_that_is_shown(trims, monkeypatch):
-    monkeypatch.setattr("ezmsg.mlx.plan.recommend.has_gpu_allocator", lambda: trims)
+    monkeypatch.setattr("ezmsg.mlx.plan.has_gpu_allocator", lambda: trims)
     lengths = range(8, 8 * 200, 8)
     found = [
         recommend_cache_limit(keeping(2), [message(n) for n in [800] * 3 + list(lengths)[:-1:step] + [8 * 199]])

@@ -15,7 +15,7 @@ from helpers.recurrences import RECURRENCES, Recurrence, check_close, noise
 
 import ezmsg.mlx.kernels as module
 from ezmsg.mlx.kernels import proof
-from ezmsg.mlx.kernels.cpu.memory import KEPT_FLOATS
+from ezmsg.mlx.kernels.cpu.compiled import KEPT_FLOATS
 
 PATHS = ["cpu", "plain"]
 

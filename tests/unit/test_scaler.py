@@ -21,11 +21,7 @@ from helpers.zscore_cases import OWN_CASES
 import ezmsg.mlx.scaler
 from ezmsg.mlx.kernels.layout import LARGEST_SCORED
 from ezmsg.mlx.kernels.plain import zscore as plain_zscore
-from ezmsg.mlx.scaler import (
-    AdaptiveStandardScaler,
-    AdaptiveStandardScalerSettings,
-    AdaptiveStandardScalerTransformer,
-)
+from ezmsg.mlx.scaler import AdaptiveStandardScaler, AdaptiveStandardScalerSettings, AdaptiveStandardScalerTransformer
 
 
 @pytest.fixture(params=["cpu", "plain"])

@@ -9,7 +9,9 @@ from helpers import warm
 
 mx = pytest.importorskip("mlx.core")
 
-from ezmsg.mlx import kernels, selftest, selftestchain, selftestfused
+from ezmsg.mlx import kernels, selftest
+from ezmsg.mlx import selftest as selftestchain
+from ezmsg.mlx import selftest as selftestfused
 from ezmsg.mlx.kernels.cpu import ewma
 
 

@@ -21,8 +21,8 @@ from ezmsg.mlx import (
     withdraw_cache_limit,
 )
 from ezmsg.mlx.memory import shapes
-from ezmsg.mlx.stream.plancaches import THRASHING_CHECK, plan_caches, tolerate_misses
-from ezmsg.mlx.stream.sizes import suggested_sizes
+from ezmsg.mlx.memory.shapes import suggested_sizes
+from ezmsg.mlx.stream.workarounds import THRASHING_CHECK, plan_caches, tolerate_misses
 
 pytest.importorskip("mlx.core")
 

@@ -13,12 +13,12 @@ import pytest
 from ezmsg.util.messages.axisarray import AxisArray
 from helpers.ports import free_port
 
+from ezmsg.mlx import simulate as acquisition
 from ezmsg.mlx.simulate import (
     MICROVOLTS_PER_COUNT,
     SimulatedAcquisition,
     SimulatedAcquisitionProducer,
     SimulatedAcquisitionSettings,
-    acquisition,
     message_lengths,
     simulated_acquisition,
 )

@@ -95,7 +95,8 @@ def sections_alone(rows: np.ndarray, x: np.ndarray, z: np.ndarray) -> np.ndarray
 
 @pytest.mark.parametrize("name", ["band-pass 4", "high-pass 0.5 Hz 4", "low-pass 50 Hz 4", "no feedback"])
 def test_tiles_of_the_cuda_kernels_link_up(name):
-    from ezmsg.mlx.kernels.cuda import samples, sosfilt
+    from ezmsg.mlx.kernels.cuda import kernel as samples
+    from ezmsg.mlx.kernels.cuda import sosfilt
 
     sos, tile = FILTERS[name], samples.TILE
     size = 2 * len(sos)

@@ -5,8 +5,8 @@ import pytest
 
 mx = pytest.importorskip("mlx.core", exc_type=ImportError)
 
-from ezmsg.mlx.chain import staging
-from ezmsg.mlx.chain.staging import DTYPES, Staging
+from ezmsg.mlx.chain import compiledrun as staging
+from ezmsg.mlx.chain.compiledrun import DTYPES, Staging
 
 
 @pytest.mark.parametrize("dtype", sorted(map(str, DTYPES)))

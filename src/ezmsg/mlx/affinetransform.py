@@ -11,10 +11,9 @@ from ezmsg.baseproc import BaseStatefulTransformer, BaseTransformerUnit, process
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
-from .stream.checks import check_fields, check_message
 from .stream.convert import is_mlx_array
 from .stream.device import uses_gpu
-from .stream.settings import TransformerTakesSettings, UnitTakesSettings
+from .stream.unit import TransformerTakesSettings, UnitTakesSettings, check_fields, check_message
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -105,7 +104,7 @@ class CommonRereferenceTransformer(
             state.members, state.ends, state.gains = Groups.of(state)
 
     def settling_time(self, tolerance: float, gain: float) -> float:
-        """See :class:`ezmsg.mlx.stream.settling.Settles`: a reference is that of one sample."""
+        """See :class:`ezmsg.mlx.stream.fusible.Settles`: a reference is that of one sample."""
         return 0.0
 
     def _hash_message(self, message: AxisArray) -> int:
@@ -140,8 +139,8 @@ class CommonRereferenceTransformer(
         groups, samples = self._known_groups(), np.asarray(data)
         if axis != samples.ndim - 1 or not samples.flags.c_contiguous:
             return mx.array(groups.subtract(samples, axis))
+        from .kernels.cpu.compiled import computed
         from .kernels.cpu.median import subtract_medians
-        from .kernels.cpu.memory import computed
 
         return computed(
             samples.reshape(-1, samples.shape[axis]),

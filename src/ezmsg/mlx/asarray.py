@@ -13,19 +13,21 @@ from ezmsg.util.messages.util import replace
 
 from .cache import apply_cache_limit, check_cache_limit, follow_cache_limit, withdraw_cache_limit
 from .memory.shapes import ShapeCounts, count_shapes
-from .stream.checks import check_message
 from .stream.convert import (
     MLX_DTYPES,
     NUMPY_DTYPES,
+    ROUNDINGS,
+    Rounding,
     dtype_name,
+    is_integer,
     is_mlx_array,
     misfit,
     mlx_to_mlx,
     mlx_to_numpy,
+    numpy_to_integers,
     numpy_to_mlx,
 )
-from .stream.integers import ROUNDINGS, Rounding, is_integer, numpy_to_integers
-from .stream.settings import TransformerTakesSettings, UnitTakesSettings
+from .stream.unit import TransformerTakesSettings, UnitTakesSettings, check_message
 
 # MLX counts although it may not be installed, so that the error about its absence names the extra.
 _BACKENDS = (*(str(member) for member in ArrayBackend), "mlx")

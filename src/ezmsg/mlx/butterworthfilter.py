@@ -7,10 +7,8 @@ import ezmsg.sigproc.butterworthfilter as sigproc
 from ezmsg.baseproc import BaseTransformerUnit
 from ezmsg.util.messages.axisarray import AxisArray
 
-from .filter import check_filter_fields
-from .filterbydesign import FilterByDesign
-from .stream.checks import as_float, check_fields, is_real
-from .stream.settings import UnitTakesSettings
+from .filter import FilterByDesign, check_filter_fields
+from .stream.unit import UnitTakesSettings, as_float, check_fields, is_real
 
 
 class ButterworthFilterSettings(sigproc.ButterworthFilterSettings):

@@ -19,11 +19,11 @@ import itertools
 import typing
 from collections.abc import Callable, Mapping
 
-from .stream.checks import check_count, check_number
+from .stream.unit import check_count, check_number
 
 if typing.TYPE_CHECKING:
     from .chain import ChainTransformer
-    from .stream.steps import Step
+    from .stream.unit import Stage
 
 Reference: typing.TypeAlias = typing.Literal["none", "mean", "median"]
 """What is subtracted from all channels at each sample: nothing, their mean or their median."""
@@ -126,7 +126,7 @@ READY: Mapping[str, Callable[..., "ChainTransformer"]] = {
 # Each part is a list of transformers, which may be empty; its parameters are checked when it is made.
 
 
-def _one(*parts: "list[Step]", dtype: str = "float32") -> "ChainTransformer":
+def _one(*parts: "list[Stage]", dtype: str = "float32") -> "ChainTransformer":
     """One transformer of all parts, from data as recorded to NumPy, which runs as one function those that can be."""
     from .asarray import ArrayBackend, AsArrayTransformer
     from .chain import ChainTransformer
@@ -137,7 +137,7 @@ def _one(*parts: "list[Step]", dtype: str = "float32") -> "ChainTransformer":
     return ChainTransformer(make_chain=lambda: stages)
 
 
-def _subtract(reference: Reference) -> "list[Step]":
+def _subtract(reference: Reference) -> "list[Stage]":
     from .affinetransform import CommonRereferenceTransformer
 
     if reference not in (allowed := typing.get_args(Reference)):
@@ -145,7 +145,7 @@ def _subtract(reference: Reference) -> "list[Step]":
     return [] if reference == "none" else [CommonRereferenceTransformer(mode=reference)]
 
 
-def _band(low: float, high: float, order: int) -> "list[Step]":
+def _band(low: float, high: float, order: int) -> "list[Stage]":
     from .butterworthfilter import ButterworthFilterTransformer
 
     low, high = check_number("low", low), check_number("high", high)
@@ -154,25 +154,25 @@ def _band(low: float, high: float, order: int) -> "list[Step]":
     return [ButterworthFilterTransformer(cuton=low, cutoff=high, order=check_count("order", order), coef_type="sos")]
 
 
-def _detrend(name: str, seconds: float) -> "list[Step]":
+def _detrend(name: str, seconds: float) -> "list[Stage]":
     from .detrend import DetrendTransformer
 
     return [DetrendTransformer(time_constant=check_number(name, seconds))]
 
 
-def _smooth(name: str, seconds: float) -> "list[Step]":
+def _smooth(name: str, seconds: float) -> "list[Stage]":
     from .ewma import EWMATransformer
 
     return [EWMATransformer(time_constant=check_number(name, seconds))]
 
 
-def _square() -> "list[Step]":
+def _square() -> "list[Stage]":
     from .pow import PowTransformer
 
     return [PowTransformer(exponent=2.0)]
 
 
-def _bins(bin_seconds: float, log: bool) -> "list[Step]":
+def _bins(bin_seconds: float, log: bool) -> "list[Stage]":
     from ezmsg.sigproc.aggregate import AggregationFunction
     from ezmsg.sigproc.binned_aggregate import BinnedAggregateTransformer
     from ezmsg.sigproc.math.log import LogTransformer

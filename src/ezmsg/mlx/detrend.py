@@ -6,7 +6,7 @@ from ezmsg.util.messages.util import replace
 
 from .ewma import EWMASettings, EWMATransformer
 from .stream.convert import as_float32, is_mlx_array
-from .stream.settings import UnitTakesSettings
+from .stream.unit import UnitTakesSettings
 
 
 class DetrendTransformer(EWMATransformer):

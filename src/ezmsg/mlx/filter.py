@@ -3,31 +3,99 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, cast
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 import ezmsg.core as ez
 import ezmsg.sigproc.filter as sigproc
 import numpy as np
 import numpy.typing as npt
-from ezmsg.baseproc import BaseStatefulTransformer, BaseTransformerUnit, suppress_axis_deprecation
+from ezmsg.baseproc import BaseStatefulTransformer, BaseTransformerUnit, processor_state, suppress_axis_deprecation
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 from scipy.signal import sosfilt_zi
 
 from .kernels import default_path, kernel
-from .kernels.scheduling import schedule_after, schedule_before
+from .kernels.contract import schedule_after, schedule_before
 from .scan import normalize_chunk_sizes
 from .sosfilt import MAX_CHUNK_SIZE
-from .stream.checks import check_fields, check_message
 from .stream.coefficients import Coefficients, Form, carried_state
 from .stream.convert import as_float32, is_mlx_array
-from .stream.filterstate import HOST, KERNEL, FilterState, as_scipy, for_sigproc, to_mlx
-from .stream.sampling import first_samples, is_same_rate, stream_dimension, with_known_rate
-from .stream.settings import TransformerTakesSettings, UnitTakesSettings, own_settings
-from .stream.settling import filter_time
+from .stream.fusible import filter_time
+from .stream.segments import first_samples, is_same_rate, sampling_period, stream_dimension, with_known_rate
+from .stream.unit import TransformerTakesSettings, UnitTakesSettings, check_fields, check_message, own_settings
 
 if TYPE_CHECKING:
     import mlx.core as mx
+    from ezmsg.sigproc.butterworthfilter import ButterworthFilterSettings
+    from ezmsg.sigproc.cheby import ChebyshevFilterSettings
+
+KERNEL = "kernel"
+"""Where a filter is computed by a kernel of this package, with its state as float32 pairs on MLX's device."""
+
+HOST = "numpy"
+"""Where a filter is computed by scipy, with its state in a NumPy array."""
+
+
+@processor_state
+class FilterState(sigproc.FilterState):
+    """The state of a filter with given coefficients."""
+
+    # ezmsg-sigproc declares NumPy's only, and keeps those of other libraries in it, too.
+    zi: npt.NDArray | mx.array | None = None  # type: ignore[assignment]
+    """The state of the filter, in the array library of :attr:`place`."""
+
+    axis_idx: int = 0
+    """Position of the stream dimension."""
+
+    stream_dim: str = ""
+    """Name of the stream dimension."""
+
+    gain: float = 0.0
+    """Sampling period in seconds at the last reset; 0 where the stream dimension has no regular axis."""
+
+    place: str = ""
+    """:data:`KERNEL`, :data:`HOST`, or the package of another array type that ezmsg-sigproc filters."""
+
+    form: Form = "ba"
+    """What ``zi`` is the state of."""
+
+    sections: npt.NDArray[np.float64] | None = None
+    """The coefficients that a kernel computes with; None in another place."""
+
+    not_begun: npt.NDArray[np.bool_] | None = None
+    """Channels without a finite sample so far, with length 1 along the stream dimension; None if there are none."""
+
+    is_fresh: bool = True
+    """No message has been filtered since the last reset."""
+
+
+def as_scipy(state: FilterState) -> npt.NDArray | None:
+    """``zi`` as a NumPy array in scipy's form; None where there is none, or one of another array library."""
+    if state.zi is None or not (isinstance(state.zi, np.ndarray) or is_mlx_array(state.zi)):
+        return None
+    z = np.asarray(state.zi)
+    if state.place != KERNEL:
+        return z
+    high, low = np.split(z, 2, axis=state.axis_idx + 1)
+    return high.astype(np.float64) + low
+
+
+def for_sigproc(message: AxisArray, place: str) -> AxisArray:
+    """*message* as ezmsg-sigproc filters it right in *place*: MLX data as floats, on the host as a NumPy array."""
+    if not is_mlx_array(message.data):
+        return message
+    data = as_float32(message.data, "filtering")
+    return replace(message, data=np.array(data) if place == HOST else data)
+
+
+def to_mlx(data: npt.NDArray | mx.array) -> mx.array:
+    """*data* as an MLX array of float32."""
+    import mlx.core as mx
+
+    return mx.array(data.astype(np.float32)) if isinstance(data, np.ndarray) else as_float32(data, "filtering")
+
 
 _OPERATION = "filtering"
 
@@ -104,7 +172,7 @@ class FilterTransformer(TransformerTakesSettings, _Filters, sigproc.FilterTransf
         return await super().__acall__(message)
 
     def settling_time(self, tolerance: float, gain: float) -> float:
-        """See :class:`ezmsg.mlx.stream.settling.Settles`."""
+        """See :class:`ezmsg.mlx.stream.fusible.Settles`."""
         return filter_time(self.settings.coefs, self.settings.coef_type, tolerance, gain)
 
     def _is_to_skip(self, message: AxisArray) -> bool:
@@ -277,3 +345,119 @@ class Filter(UnitTakesSettings, BaseTransformerUnit[FilterSettings, AxisArray, A
     """Filters messages along their stream dimension with given coefficients; see :obj:`FilterTransformer`."""
 
     SETTINGS = FilterSettings  # type: ignore[assignment]
+
+
+SettingsT = TypeVar("SettingsT", bound="ButterworthFilterSettings | ChebyshevFilterSettings")
+
+_DESIGNING = "designing a filter"
+
+_FORWARDED = tuple(
+    field.name for field in dataclasses.fields(sigproc.FilterBaseSettings) if field.name not in ("axis", "coef_type")
+)
+
+
+class _Designer(Protocol):
+    """What ezmsg-sigproc's transformer adds, whose function takes ``coef_type``, too."""
+
+    def get_design_function(
+        self,
+    ) -> Callable[..., tuple[npt.NDArray, npt.NDArray] | npt.NDArray | None]: ...
+
+
+@processor_state
+class FilterByDesignState(sigproc.FilterByDesignState):
+    """The state of a filter that is designed for the sampling rate of its stream."""
+
+    filter: FilterTransformer | None = None
+    """The filter as it was designed; None before the first message."""
+
+
+class FilterByDesign(
+    TransformerTakesSettings, BaseStatefulTransformer[SettingsT, AxisArray, AxisArray, FilterByDesignState]
+):
+    """What makes a transformer of ezmsg-sigproc that designs its filter take :obj:`FilterTransformer` for it.
+
+    To be named before that transformer among the bases. For MLX data a digital filter is designed as second-order
+    sections, whatever ``coef_type`` says: it is the same filter, which *b* and *a* describe less well. Other data gets
+    the coefficients that ``coef_type`` names.
+
+    New settings are designed for the sampling rate of the next message; the state stays if the filter has as many
+    sections (or coefficients) as before. While a design is not possible, each message raises the reason.
+
+    Raises:
+        ValueError: The settings in force are not those of a filter at this sampling rate; the stream dimension has no
+            regular axis, or one whose gain is not a finite number > 0; the message has no dimension.
+        TypeError: What is given is not a message.
+    """
+
+    _designed_for: SettingsT | None = None
+    """The settings that the filter in use was designed for."""
+
+    def __call__(self, message: AxisArray) -> AxisArray:
+        """Filter *message*; with an order of 0 it comes back as it is."""
+        if type(message) is not AxisArray:
+            check_message(message, self)
+        return super().__call__(message) if self.settings.order else message
+
+    async def __acall__(self, message: AxisArray) -> AxisArray:
+        if type(message) is not AxisArray:
+            check_message(message, self)
+        return await super().__acall__(message) if self.settings.order else message
+
+    def update_settings(self, new_settings: ez.Settings | None = None, **kwargs: object) -> None:
+        """Take other settings, or other values of single fields, from the next message on."""
+        super().update_settings(new_settings, **kwargs)
+        # The filter in use is compared with the settings at each message instead.
+        self._state.needs_redesign = False
+
+    def settling_time(self, tolerance: float, gain: float) -> float:
+        """See :class:`ezmsg.mlx.stream.fusible.Settles`."""
+        if not self.settings.order:
+            return 0.0
+        coefs = cast(_Designer, self).get_design_function()(1.0 / gain, coef_type="sos")
+        return filter_time(coefs, "sos", tolerance, gain)
+
+    def _hash_message(self, message: AxisArray) -> int:
+        if self._state.filter is not None:
+            known = self._state.filter.state
+            message = with_known_rate(message, known.stream_dim, known.gain)
+        return self._message_hash(message)
+
+    def _reset_state(self, message: AxisArray) -> None:
+        before, settings = self._state.filter, self._filter_settings(message)
+        self._state.filter = child = FilterTransformer(settings=settings)
+        if before is not None:
+            child.state.stream_dim = before.state.stream_dim
+            child.state.gain = before.state.gain
+        self._designed_for = self.settings
+
+    def _process(self, message: AxisArray) -> AxisArray:
+        child = cast(FilterTransformer, self._state.filter)
+        if self.settings is not self._designed_for or child.settings.coef_type != self._coef_type_for(message):
+            child.update_settings(self._filter_settings(message))
+            self._designed_for = self.settings
+        return child(message)
+
+    def _coef_type_for(self, message: AxisArray) -> str:
+        # An analog design has no use on samples. It stays what ezmsg-sigproc makes of it.
+        is_digital = not getattr(self.settings, "analog", False)
+        return "sos" if is_digital and is_mlx_array(message.data) else self.settings.coef_type
+
+    def _filter_settings(self, message: AxisArray) -> FilterSettings:
+        """The filter that the settings describe, for the sampling rate and the kind of data of *message*."""
+        dim = stream_dimension(self, message, _DESIGNING)
+        rate = 1.0 / sampling_period(message, dim, _DESIGNING)
+        coef_type = self._coef_type_for(message)
+        design = cast(_Designer, self).get_design_function()
+        try:
+            coefs = design(rate) if coef_type == self.settings.coef_type else design(rate, coef_type=coef_type)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{self.settings!r} does not describe a filter at {rate:g} Hz: {error}") from error
+        with suppress_axis_deprecation():
+            return FilterSettings(
+                axis=dim,
+                coef_type=coef_type,
+                # ezmsg-sigproc declares FilterCoefficients only, and takes what its own designs return.
+                coefs=coefs,  # type: ignore[arg-type]
+                **{field: getattr(self.settings, field) for field in _FORWARDED},
+            )

@@ -7,9 +7,8 @@ from ezmsg.baseproc import BaseTransformer, BaseTransformerUnit
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
-from .stream.checks import as_float, check_message, is_real
 from .stream.convert import is_mlx_array
-from .stream.settings import TransformerTakesSettings, UnitTakesSettings
+from .stream.unit import TransformerTakesSettings, UnitTakesSettings, as_float, check_message, is_real
 
 
 class PowSettings(sigproc.PowSettings):

@@ -11,11 +11,9 @@ from ezmsg.baseproc import BaseStatefulTransformer, processor_state
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
-from .stream.checks import check_count, check_message
-from .stream.convert import NUMPY_DTYPES, is_mlx_array, mlx_to_numpy
-from .stream.integers import ROUNDINGS, Rounding, is_integer, numpy_to_integers
-from .stream.owned import owned_message
-from .stream.publishing import PublishesEach
+from .stream.convert import NUMPY_DTYPES, ROUNDINGS, Rounding, is_integer, is_mlx_array, mlx_to_numpy, numpy_to_integers
+from .stream.segments import owned_message
+from .stream.unit import PublishesEach, check_count, check_message
 
 
 class ReadLateSettings(ez.Settings):
@@ -78,7 +76,7 @@ class ReadLateTransformer(BaseStatefulTransformer[ReadLateSettings, AxisArray, l
         return self._read(self.settings.depth)
 
     def settling_time(self, tolerance: float, gain: float) -> float:
-        """See :class:`ezmsg.mlx.stream.settling.Settles`: values do not depend on the messages before."""
+        """See :class:`ezmsg.mlx.stream.fusible.Settles`: values do not depend on the messages before."""
         return 0.0
 
     def flush(self) -> list[AxisArray]:

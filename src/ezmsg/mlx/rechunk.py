@@ -8,20 +8,17 @@ once, in order and under its own time stamp.
 Put it in front of a process boundary, too: ezmsg's shared-memory ring grows to the largest message for good.
 """
 
+from __future__ import annotations
+
 import typing
 from collections.abc import Sequence
 
 import ezmsg.core as ez
-from ezmsg.baseproc import (
-    BaseStatefulTransformer,
-    processor_state,
-    resolve_stream_dim,
-)
+from ezmsg.baseproc import BaseStatefulTransformer, processor_state, resolve_stream_dim
 from ezmsg.util.messages.axisarray import AxisArray
 
-from .stream.checks import check_count, check_message
-from .stream.publishing import PublishesEach
 from .stream.segments import Layout, Segment, continues, cut, lengths
+from .stream.unit import PublishesEach, check_count, check_message
 
 
 def _checked_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
@@ -129,7 +126,7 @@ class RechunkTransformer(BaseStatefulTransformer[RechunkSettings, AxisArray, lis
         return flushed + pieces
 
     def settling_time(self, tolerance: float, gain: float) -> float:
-        """See :class:`ezmsg.mlx.stream.settling.Settles`: values do not depend on the messages before."""
+        """See :class:`ezmsg.mlx.stream.fusible.Settles`: values do not depend on the messages before."""
         return 0.0
 
     def flush(self) -> list[AxisArray]:

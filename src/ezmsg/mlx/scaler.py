@@ -16,15 +16,23 @@ from ezmsg.baseproc import (
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
-from .ewma import CHUNK_SIZES, MAX_CHUNK_SIZE, EWMASettings, EWMATransformer, check_alpha
-from .kernels import Path, check_path, default_path, kernel
-from .kernels.scheduling import schedule_after, schedule_before
+from .ewma import (
+    CHUNK_SIZES,
+    MAX_CHUNK_SIZE,
+    AveragesStream,
+    EWMASettings,
+    EWMATransformer,
+    alpha_of,
+    check_alpha,
+    pairs_of,
+    values_of,
+)
+from .kernels import Path, check_kernel_path, default_path, kernel
+from .kernels.contract import schedule_after, schedule_before
 from .scan import normalize_axis, normalize_chunk_sizes
-from .stream.averaging import AveragesStream, alpha_of, pairs_of, values_of
-from .stream.checks import check_mlx
 from .stream.convert import as_float32, is_mlx_array
-from .stream.settings import TransformerTakesSettings, UnitTakesSettings
-from .stream.settling import averaging_time
+from .stream.fusible import averaging_time
+from .stream.unit import TransformerTakesSettings, UnitTakesSettings, check_mlx
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -80,7 +88,7 @@ def zscore(
     import mlx.core as mx
 
     check_alpha(alpha)
-    check_path(path)
+    check_kernel_path(path)
     check_mlx(x=x, zi=zi)
     axis = normalize_axis(axis, x.shape)
     chunk_sizes = normalize_chunk_sizes(chunk_sizes, MAX_CHUNK_SIZE)
@@ -159,7 +167,7 @@ class AdaptiveStandardScalerTransformer(
                     average.settings = replace(average.settings, accumulate=value)
 
     def settling_time(self, tolerance: float, gain: float) -> float:
-        """See :class:`ezmsg.mlx.stream.settling.Settles`; infinite if it does not accumulate."""
+        """See :class:`ezmsg.mlx.stream.fusible.Settles`; infinite if it does not accumulate."""
         if self.settings.passthrough:
             return 0.0
         return averaging_time(self.settings.time_constant, tolerance) if self.settings.accumulate else math.inf

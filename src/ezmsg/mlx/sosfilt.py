@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy.typing as npt
 
-from .kernels import Path, check_path, default_path, kernel
+from .kernels import Path, check_kernel_path, default_path, kernel
 from .scan import normalize_axis, normalize_chunk_sizes
-from .stream.checks import check_mlx
 from .stream.coefficients import check_sos
 from .stream.convert import as_float32
+from .stream.unit import check_mlx
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -59,7 +59,7 @@ def sosfilt(
     """
     import mlx.core as mx
 
-    check_path(path)
+    check_kernel_path(path)
     check_mlx(x=x, zi=zi)
     sections = check_sos(sos)
     axis = normalize_axis(axis, x.shape)

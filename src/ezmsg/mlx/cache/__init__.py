@@ -19,8 +19,7 @@ import os
 import sys
 
 from .auto import AutoLimit
-from .guard import CacheGuard
-from .limit import MIB, CacheLimit, check_cache_limit
+from .guard import MIB, CacheGuard, CacheLimit, check_cache_limit
 
 __all__ = [
     "MIB",

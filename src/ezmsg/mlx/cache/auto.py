@@ -30,8 +30,7 @@ import ezmsg.core as ez
 
 from ..stream.convert import import_mlx
 from ..stream.device import has_gpu_allocator
-from .guard import CacheGuard
-from .limit import MIB, MLX_CPU_DEFAULT
+from .guard import MIB, MLX_CPU_DEFAULT, CacheGuard
 
 Shape: TypeAlias = tuple[int, ...]
 

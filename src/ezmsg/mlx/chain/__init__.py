@@ -9,7 +9,6 @@ run as they are, between the fused ones.
 :func:`run_chain` runs transformers over a stream that is at hand, with lists and the flush at its end.
 """
 
-from .run import run_chain
-from .transformer import BaseChainTransformer, Chain, ChainSettings, ChainTransformer, StageSettings
+from .transformer import BaseChainTransformer, Chain, ChainSettings, ChainTransformer, StageSettings, run_chain
 
 __all__ = ["BaseChainTransformer", "Chain", "ChainSettings", "ChainTransformer", "StageSettings", "run_chain"]

@@ -1,12 +1,23 @@
-"""A fused run on a GPU: one function that ``mx.compile`` has compiled for each length of a message."""
+"""A fused run on a GPU: one function that ``mx.compile`` has compiled for each length of a message.
+
+MLX keeps what ``mx.compile`` has compiled for each thread, and lets go of it after Python has left the thread. If the
+interpreter ends meanwhile, that aborts the process: "terminate called without an active exception". Python's own data
+of a thread goes while Python is still in it, so the functions are dropped there.
+"""
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import itertools
+import math
+import os
+import threading
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeAlias, cast
+from typing import Protocol, TypeAlias, cast
 
 import ezmsg.core as ez
 import mlx.core as mx
@@ -16,12 +27,161 @@ from ezmsg.util.messages.axisarray import AxisArray
 
 from ..memory.shapes import note_compiled
 from ..stream.convert import mlx_to_numpy, numpy_to_mlx
+from ..stream.device import PAGE, keep_on_host
 from ..stream.fusible import Array, FusedStage
-from ..stream.hostpages import keep_on_host
-from .fusedrun import Arrays, Configured, Ends, FusedRun, Key, Resident, Steps
-from .inflight import InFlight, StagingsInTurn
-from .staging import DTYPES, Staging
-from .threadend import drop_at_thread_end
+from .fusedrun import Arrays, Configured, Ends, FusedRun, Key, Plan, Resident
+
+DTYPES = frozenset(map(np.dtype, ("i1", "u1", "i2", "u2")))
+"""Of messages that are staged. What is computed of them is float32, and so never in the same memory."""
+
+LARGE = 8 << 20
+"""Bytes from which on several threads copy: one alone does not use what the memory of a server gives."""
+
+MOST_THREADS = 4
+"""That copy, the calling one included."""
+
+
+class Staging:
+    """One piece of memory for each shape of a message, in place of a new one for each message.
+
+    ``mx.array`` asks MLX's cache for memory, makes an array, and its pages have to be looked up; that takes longer
+    than the copy of a short message. Whoever uses this must not write before the device has read what was there.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, ...], tuple[mx.array, npt.NDArray]] = {}
+
+    def filled(self, data: npt.NDArray) -> mx.array:
+        """The memory for *data*, of a dtype in :data:`DTYPES`, which are copied to it."""
+        kept = self._kept.get(data.shape)
+        if kept is None or kept[1].dtype != data.dtype:
+            kept = self._kept[data.shape] = _made(data.shape, data.dtype)
+        array, window = kept
+        if data.nbytes < LARGE:
+            window[...] = data
+        else:
+            _copy(data, window)
+        return array
+
+
+def _made(shape: tuple[int, ...], dtype: np.dtype) -> tuple[mx.array, npt.NDArray]:
+    n_items = math.prod(shape)
+    # Pages of its own, since smaller arrays share one.
+    pages = keep_on_host(mx.array(np.zeros(max(n_items, PAGE // dtype.itemsize), dtype)))
+    array = pages[:n_items].reshape(shape)
+    mx.eval(array)
+    return array, np.asarray(array)
+
+
+@functools.cache
+def _threads(process: int) -> concurrent.futures.ThreadPoolExecutor:
+    # Of this process: those of its parent are not there in a forked one.
+    return concurrent.futures.ThreadPoolExecutor(MOST_THREADS - 1, thread_name_prefix="ezmsg-mlx-copy")
+
+
+def _copy(data: npt.NDArray, target: npt.NDArray) -> None:
+    n_parts = min(MOST_THREADS, os.cpu_count() or 1, len(data))
+    step = -(-len(data) // n_parts)
+    others = [
+        _threads(os.getpid()).submit(np.copyto, target[start : start + step], data[start : start + step])
+        for start in range(step, len(data), step)
+    ]
+    try:
+        np.copyto(target[:step], data[:step])
+    finally:
+        concurrent.futures.wait(others)
+    for other in others:
+        other.result()
+
+
+MOST_BYTES = 64 << 20
+"""Data that the device has been given and that has not been waited for."""
+
+AT_LEAST = 2
+"""Messages that are not waited for, however large: one to compute, and one behind it."""
+
+MOST_STAGED = 4
+"""Pieces of memory that messages are copied to in turn."""
+
+
+class InFlight:
+    """Waits for the oldest messages where the device is too far behind, and not for the newest, which would idle it."""
+
+    def __init__(self) -> None:
+        self._messages: deque[tuple[Sequence[mx.array], int]] = deque()
+        self._n_bytes = 0
+
+    def add(self, marks: Sequence[mx.array], n_bytes: int) -> None:
+        """Take a message whose evaluation has begun.
+
+        Args:
+            marks: Arrays that are there when it is done.
+            n_bytes: What it takes of the device's memory.
+        """
+        self._messages.append((marks, n_bytes))
+        self._n_bytes += n_bytes
+        while self._n_bytes > MOST_BYTES and len(self._messages) > AT_LEAST:
+            oldest, n_bytes = self._messages.popleft()
+            self._n_bytes -= n_bytes
+            mx.eval(oldest)
+
+    def clear(self) -> None:
+        """Forget all, since the newest has been waited for."""
+        self._messages.clear()
+        self._n_bytes = 0
+
+
+class StagingsInTurn:
+    """Memory that messages are copied to, for a device that may still read the ones before.
+
+    It is used again when the device has read what was there.
+    """
+
+    def __init__(self) -> None:
+        self._given_back: deque[tuple[Staging, Sequence[mx.array]]] = deque()
+        self._in_use = Staging()
+
+    def filled(self, data: npt.NDArray) -> mx.array:
+        """Memory for *data*, which are copied to it; see :meth:`.Staging.filled`."""
+        if len(self._given_back) < MOST_STAGED:
+            self._in_use = Staging()
+        else:
+            self._in_use, marks = self._given_back.popleft()
+            mx.eval(marks)
+        return self._in_use.filled(data)
+
+    def give_back(self, marks: Sequence[mx.array]) -> None:
+        """Have the memory of the last message used again, once *marks* are there."""
+        self._given_back.append((self._in_use, marks))
+
+
+class HoldsFunctions(Protocol):
+    """What keeps functions that ``mx.compile`` has made."""
+
+    def drop_functions(self) -> None:
+        """Forget the functions."""
+
+
+class _Holders:
+    """Those of one thread."""
+
+    def __init__(self) -> None:
+        self.known: weakref.WeakSet[HoldsFunctions] = weakref.WeakSet()
+
+    def __del__(self) -> None:
+        for holder in self.known:
+            holder.drop_functions()
+
+
+_thread = threading.local()
+
+
+def drop_at_thread_end(holder: HoldsFunctions) -> None:
+    """Let *holder* drop its functions when the calling thread ends; it is not kept alive for that."""
+    if not hasattr(_thread, "holders"):
+        _thread.holders = _Holders()
+    _thread.holders.known.add(holder)
+
 
 Flat: TypeAlias = list[mx.array]
 """The arrays of all stages in a row."""
@@ -133,10 +293,10 @@ class CompiledRun(FusedRun):
                 f"Cold start of a fused run: {n_new} functions compiled in {seconds:.1f} s, for {names} samples."
             )
 
-    def _keys_ahead(self, n_samples: int) -> dict[Key, Steps]:
+    def _keys_ahead(self, n_samples: int) -> dict[Key, Plan]:
         """What messages of this length may do, from the present counts on and after an odd message."""
         now = cast(Resident, self._resident).counts
-        found: dict[Key, Steps] = {}
+        found: dict[Key, Plan] = {}
         odd = self._steps(1, now)
         for counts in (now, now if odd is None else odd.counts):
             for _ in range(_LOOKAHEAD):
@@ -147,7 +307,7 @@ class CompiledRun(FusedRun):
                 found.setdefault(steps.key, steps)
         return found
 
-    def _compiled(self, steps: Steps) -> Callable[..., list[mx.array]]:
+    def _compiled(self, steps: Plan) -> Callable[..., list[mx.array]]:
         function = mx.compile(functools.partial(self._function, steps, self._sizes))
         # Of zeros, and the state as it is: compiled and run once, and forgotten. The memory for messages and results
         # is that of the stream.
@@ -163,13 +323,13 @@ class CompiledRun(FusedRun):
             self._read(outputs[-1], x)
         return function
 
-    def _function(self, steps: Steps, sizes: tuple[int, ...], x: mx.array, *flat: mx.array) -> list[mx.array]:
+    def _function(self, steps: Plan, sizes: tuple[int, ...], x: mx.array, *flat: mx.array) -> list[mx.array]:
         y, after = self._apply(x.astype(mx.float32), _grouped(flat, sizes), steps.key[1], steps.lengths)
         # Where nobody waits for the result here, one sample, which is there when all of the message is done.
         marks = [x.reshape(-1)[:1].astype(mx.float32)] if self.ends.exit is None else []
         return [*itertools.chain(*after), *(() if y is None else (y,)), *marks]
 
-    def _begin(self, data: npt.NDArray | mx.array, state: Flat, steps: Steps) -> Begun:
+    def _begin(self, data: npt.NDArray | mx.array, state: Flat, steps: Plan) -> Begun:
         if self.ends.entry is None:
             x = cast(mx.array, data)
         elif self._staging is not None and self._is_idle:

@@ -1,21 +1,92 @@
-"""Consecutive stages that run as one function of arrays, from the message that goes in to the one that comes out."""
+"""Consecutive stages that run as one function of arrays, and how that is done on the CPU."""
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
-from ezmsg.util.messages.axisarray import AxisArray
+import numpy.typing as npt
+from ezmsg.baseproc import resolve_stream_dim
+from ezmsg.util.messages.axisarray import AxisArray, LinearAxis
 from ezmsg.util.messages.util import replace
 
 from ..asarray import AsArrayTransformer
+from ..stream.convert import is_integer, numpy_to_integers
 from ..stream.fusible import Array, FusedStage
-from .likeness import Likeness
+from ..stream.segments import same_axis
 
 if TYPE_CHECKING:
     import mlx.core as mx
+
+
+class Likeness:
+    """What a message has in common with others that are run by the same functions; its length and offset are free.
+
+    Args:
+        message: Of which :meth:`has_regular_samples` is true.
+    """
+
+    def __init__(self, message: AxisArray) -> None:
+        data, self.dim = message.data, resolve_stream_dim(message)
+        self.axis = message.get_axis_idx(self.dim)
+        self._array_type, self.dtype = type(data), data.dtype
+        self._before, self._after = data.shape[: self.axis], data.shape[self.axis + 1 :]
+        self._names = list(message.dims), message.key, message.stream_dim
+        # Brought up to date with each message, so that the next one's axes are known by identity.
+        self._axes = dict(message.axes)
+
+    @staticmethod
+    def has_regular_samples(message: AxisArray) -> bool:
+        """Whether the stream dimension has samples, at a constant rate, and no coordinates that change with them."""
+        if type(message) is not AxisArray or not message.dims or 0 in message.data.shape:
+            return False
+        dim = resolve_stream_dim(message)
+        return (
+            dim in message.dims
+            and type(message.axes.get(dim)) is LinearAxis
+            and not any(dim in getattr(axis, "dims", ()) for axis in message.axes.values())
+        )
+
+    def shape(self, n_samples: int) -> tuple[int, ...]:
+        """The shape of an alike message of *n_samples*."""
+        return (*self._before, n_samples, *self._after)
+
+    def n_samples(self, message: AxisArray) -> int | None:
+        """The length of *message*; None if it is not alike."""
+        data = message.data
+        if type(message) is not AxisArray or type(data) is not self._array_type or data.dtype != self.dtype:
+            return None
+        shape, axis = data.shape, self.axis
+        if len(shape) <= axis or shape[:axis] != self._before or shape[axis + 1 :] != self._after:
+            return None
+        dims, key, stream_dim = self._names
+        if message.key != key or message.stream_dim != stream_dim or message.dims != dims:
+            return None
+        return shape[axis] if self._has_same_axes(message) else None
+
+    def _has_same_axes(self, message: AxisArray) -> bool:
+        known = self._axes
+        if message.axes.keys() != known.keys():
+            return False
+        for name, axis in message.axes.items():
+            before = known[name]
+            if axis is before:
+                continue
+            if name == self.dim:
+                if (
+                    not isinstance(before, LinearAxis)
+                    or type(axis) is not LinearAxis
+                    or axis.gain != before.gain
+                    or axis.unit != before.unit
+                ):
+                    return False
+            elif not same_axis(before, axis):
+                return False
+            known[name] = axis
+        return True
+
 
 Arrays: TypeAlias = Sequence[tuple[Array, ...]]
 """The arrays of each stage."""
@@ -39,7 +110,7 @@ class Configured(Protocol):
         ...
 
 
-class Steps(NamedTuple):
+class Plan(NamedTuple):
     """What a message does, before its samples are looked at."""
 
     key: Key
@@ -56,7 +127,7 @@ class Resident(NamedTuple):
 
     arrays: State
     counts: tuple[Hashable, ...]
-    ahead: Steps | None
+    ahead: Plan | None
     """What another message as long as the last one does; None if that is not known."""
 
 
@@ -198,7 +269,7 @@ class FusedRun(abc.ABC):
         self._resident = Resident(arrays, tuple(c for _, c in loaded), None)
         return self._resident
 
-    def _steps(self, n_samples: int, counts: tuple[Hashable, ...]) -> Steps | None:
+    def _steps(self, n_samples: int, counts: tuple[Hashable, ...]) -> Plan | None:
         length, n_stages = n_samples, len(counts)
         lengths, after = [n_samples] * n_stages, list(counts)
         variants: list[Hashable] = [None] * n_stages
@@ -214,9 +285,9 @@ class FusedRun(abc.ABC):
                 if n_after != length:
                     length = n_after
                     lengths[number:] = [length] * (n_stages - number)
-        return Steps((n_samples, tuple(variants)), tuple(lengths), tuple(after), relabellings)
+        return Plan((n_samples, tuple(variants)), tuple(lengths), tuple(after), relabellings)
 
-    def _steps_ahead(self, n_samples: int, counts: tuple[Hashable, ...]) -> Steps | None:
+    def _steps_ahead(self, n_samples: int, counts: tuple[Hashable, ...]) -> Plan | None:
         try:
             return self._steps(n_samples, counts)
         except Exception:
@@ -250,7 +321,7 @@ class FusedRun(abc.ABC):
         """Whether the function for *key* is there."""
 
     @abc.abstractmethod
-    def _begin(self, data: Array, state: State, steps: Steps) -> Begun:
+    def _begin(self, data: Array, state: State, steps: Plan) -> Begun:
         """Begin to compute, for a message with this *data*."""
 
     @abc.abstractmethod
@@ -272,3 +343,60 @@ def _relabels(stage: FusedStage) -> bool:
 
 ON_ENTRY = frozenset(map(np.dtype, "? i1 u1 i2 u2 i4 u4 f2 f4 f8".split()))
 """Dtypes of NumPy data that a run begins with; all others are left to AsArray, which knows or refuses them."""
+
+KEPT_FLOATS = 1 << 20
+"""Float32 values that a run keeps memory for (4 MiB), so that rare long messages do not hold it for good."""
+
+
+class HostRun(FusedRun):
+    """No MLX evaluation between the stages, each of which would wait for MLX's thread. Takes all lengths."""
+
+    how = "with NumPy and numba"
+
+    _scratch: npt.NDArray[np.float32] | None = None
+
+    def _takes(self, n_samples: int) -> bool:
+        return True
+
+    def _is_ready(self, key: Key) -> bool:
+        return True
+
+    def _begin(self, data: npt.NDArray | mx.array, state: Arrays, steps: Plan) -> tuple[Array, Arrays]:
+        x = self._memory_for(data.shape)
+        if self.ends.entry is None:
+            data = np.asarray(data)
+        # MLX says nothing of what overflows, so neither does this.
+        with np.errstate(all="ignore"):
+            np.copyto(x, data, casting="unsafe")
+            result, arrays = self._apply(x, state, steps.key[1], steps.lengths)
+        y = np.empty(self._result_shape(0), np.float32) if result is None else cast(np.ndarray, result)
+        if self.ends.exit is None:
+            import mlx.core as mx
+
+            return mx.array(y), arrays
+        if self._dtype is not None and self._dtype != "float32":
+            if self._rounds and is_integer(self._dtype):
+                return numpy_to_integers(y, self._dtype), arrays
+            return np.array(y, dtype=self._dtype), arrays
+        # The result owns its memory, as that of AsArray does.
+        return (y if y.base is None and y is not x else y.copy()), arrays
+
+    def _finish(self, begun: tuple[Array, Arrays]) -> tuple[Array, Arrays]:
+        return begun
+
+    def _memory_for(self, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+        scratch = self._scratch
+        if scratch is None or scratch.shape != shape:
+            scratch = np.empty(shape, np.float32)
+            if scratch.size <= KEPT_FLOATS:
+                self._scratch = scratch
+        return scratch
+
+    def _from_transformers(self, arrays: Arrays) -> Arrays:
+        # Copies, since MLX frees its own when the transformers take others.
+        return tuple(tuple(np.array(array) for array in held) for held in arrays)
+
+    def _for_transformers(self, state: Arrays) -> Sequence[tuple[mx.array, ...]]:
+        import mlx.core as mx
+
+        return [tuple(mx.array(array) for array in held) for held in state]

@@ -2,21 +2,206 @@
 
 from __future__ import annotations
 
+import collections
 import functools
+import importlib
 import itertools
+import os
+import types
 import weakref
-from collections.abc import Callable, Mapping
-from typing import cast
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import ezmsg.core as ez
-from ezmsg.util.messages.axisarray import AxisArray
+import numpy as np
+from ezmsg.util.messages.axisarray import AxisArray, AxisBase
 
+from ..asarray import AsArrayTransformer
 from ..rechunk import RechunkTransformer
-from ..stream.steps import Output, Step
-from .cudagraphs import start_kernels_one_by_one
-from .fusedrun import FusedRun
-from .planning import Alone, Passed, plan
-from .undo import snapshot
+from ..stream.convert import is_mlx_array
+from ..stream.device import uses_gpu
+from ..stream.fusible import FusedStage, fused_stage
+from ..stream.unit import Output, Stage
+from .fusedrun import ON_ENTRY, Configured, Ends, FusedRun, Likeness
+
+CUDA_GRAPHS = "MLX_USE_CUDA_GRAPHS"
+
+
+def start_kernels_one_by_one(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Have MLX start kernels one by one in this process and those that it starts, unless the user has said otherwise.
+
+    Else MLX makes a CUDA graph for each evaluation. A message of a fused chain is one evaluation of a few kernels, for
+    which the graph takes longer than the kernels do. MLX reads the variable once in a process, when it first
+    computes on the GPU, so whoever has used it there before keeps the graphs.
+    """
+    environ.setdefault(CUDA_GRAPHS, "0")
+
+
+_VALUES = (
+    *(type(None), bool, int, float, complex, str, bytes, type, np.ndarray, np.generic, np.dtype),
+    *(types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType),
+    *(ez.Settings, AxisArray, AxisBase),
+)
+_COLLECTIONS = (list, dict, set, collections.deque)
+
+
+def snapshot(stage: object) -> Callable[[], None]:
+    """A function that makes the state of *stage* what it is now.
+
+    Everything that *stage* is made of counts: its attributes, those of the objects in them, and the items of lists,
+    sets and dictionaries. Arrays, messages and settings count as values, so that one which a stage writes to in place
+    stays written to.
+    """
+    saved: dict[int, tuple[Any, Any]] = {}
+    _save(stage, saved)
+
+    def restore() -> None:
+        for held, content in saved.values():
+            target = held if isinstance(held, _COLLECTIONS) else held.__dict__
+            target.clear()
+            if isinstance(target, (list, collections.deque)):
+                target.extend(content)
+            else:
+                target.update(content)
+
+    return restore
+
+
+def _save(held: object, saved: dict[int, tuple[Any, Any]]) -> None:
+    if isinstance(held, _VALUES) or id(held) in saved:
+        return
+    content: Any = held
+    if not isinstance(held, (tuple, frozenset)):
+        content = held.copy() if isinstance(held, _COLLECTIONS) else dict(getattr(held, "__dict__", ()))
+        if isinstance(held, _COLLECTIONS) or hasattr(held, "__dict__"):
+            saved[id(held)] = held, content
+    for item in content.values() if isinstance(content, dict) else content:
+        _save(item, saved)
+
+
+class Passed(NamedTuple):
+    """One stage that a message has gone through."""
+
+    number: int
+    stage: Stage
+    message: AxisArray
+    output: Output
+
+    def has_samples(self) -> bool:
+        """Whether there were samples to set the state of the stage up with."""
+        return 0 not in self.message.data.shape
+
+
+class Alone:
+    """A stage that is run by itself, with messages like the one that it was found with."""
+
+    def __init__(self, passed: Passed) -> None:
+        self.first, self.stop = passed.number, passed.number + 1
+        self._stage, self._settings = passed.stage, getattr(passed.stage, "settings", None)
+        self._likeness = Likeness(passed.message)
+
+    def is_like(self, message: AxisArray) -> bool:
+        """Whether *message* is like the one that the stage was found with."""
+        return self._likeness.n_samples(message) is not None
+
+    def has_settings_of(self, stages: Sequence[Stage]) -> bool:
+        """Whether the first of *stages* is this one, with the settings that it had."""
+        return stages[0] is self._stage and getattr(self._stage, "settings", None) is self._settings
+
+
+@functools.cache
+def _register_fusions() -> None:
+    """Register what the package knows to fuse. At the first plan, for it takes numba and all of these transformers."""
+    importlib.import_module(".fusions", __package__)
+
+
+def plan(passed: Sequence[Passed], lengths: tuple[int, ...] | None) -> list[FusedRun | Alone]:
+    """The runs, and the stages between them, for messages like those that have *passed*.
+
+    Args:
+        passed: Consecutive stages that a message has just gone through; the state of each is set up for it.
+        lengths: Lengths of messages that are known to come, in samples, for the first of them.
+    """
+    _register_fusions()
+    found: list[FusedRun | Alone] = []
+    start = 0
+    while start < len(passed):
+        if not Likeness.has_regular_samples(passed[start].message):
+            start += 1
+            continue
+        run = _fused(passed[start:], lengths)
+        found.append(run or Alone(passed[start]))
+        start += found[-1].stop - found[-1].first
+    return found
+
+
+def _fused(passed: Sequence[Passed], lengths: tuple[int, ...] | None) -> FusedRun | None:
+    """The longest run that begins with the first of *passed*, if it has two stages."""
+    entry = cast(AsArrayTransformer, passed[0].stage) if _is_entry(passed[0]) else None
+    n_taken = 0 if entry is None else 1
+    leaves = None
+    stages: list[FusedStage] = []
+    for step in passed[n_taken:]:
+        if not (_is_float32(step.message) and Likeness.has_regular_samples(step.message)):
+            break
+        if _is_exit(step):
+            leaves = cast(AsArrayTransformer, step.stage)
+            n_taken += 1
+            break
+        stage = _fused_stage(step) if isinstance(step.output, AxisArray) and _is_float32(step.output) else None
+        if stage is None:
+            break
+        stages.append(stage)
+        n_taken += 1
+    if not stages or n_taken < 2:
+        return None
+    first, message = passed[0].number, passed[0].message
+    transformers = [cast(Configured, step.stage) for step in passed[:n_taken]]
+    ends, result = Ends(entry, leaves), cast(AxisArray, passed[n_taken - 1].output)
+    if not uses_gpu():
+        from .fusedrun import HostRun
+        from .fusions.loops import compile_ahead
+
+        compile_ahead()
+        return HostRun(first, transformers, stages, ends, message, result)
+    from .compiledrun import CompiledRun
+
+    run = CompiledRun(first, transformers, stages, ends, message, result, lengths=lengths)
+    run.compile_ahead()
+    return run
+
+
+def _fused_stage(step: Passed) -> FusedStage | None:
+    try:
+        return fused_stage(step.stage, step.message)
+    except Exception:
+        # Whoever made it fusible: without that the stage still works.
+        ez.logger.exception(f"{type(step.stage).__name__} could not be fused and is run by itself.")
+        return None
+
+
+def _is_float32(message: AxisArray) -> bool:
+    if not is_mlx_array(message.data):
+        return False
+    import mlx.core as mx
+
+    return message.data.dtype == mx.float32
+
+
+def _is_entry(step: Passed) -> bool:
+    return (
+        type(step.stage) is AsArrayTransformer
+        and type(step.message.data) is np.ndarray
+        and step.message.data.dtype in ON_ENTRY
+        and isinstance(step.output, AxisArray)
+        and _is_float32(step.output)
+    )
+
+
+def _is_exit(step: Passed) -> bool:
+    stage = step.stage
+    return type(stage) is AsArrayTransformer and stage.settings.backend == "numpy" and type(step.output) is AxisArray
+
 
 MOST_KINDS = 4
 """Kinds of messages that fused runs are kept for, at each stage; the one that was found first makes room."""
@@ -35,7 +220,7 @@ class Runner:
         lengths: Lengths of messages, in samples, to compile ahead on a GPU; None to find out.
     """
 
-    def __init__(self, name: str, stages: Mapping[str, Step], fuse: bool, lengths: tuple[int, ...] | None) -> None:
+    def __init__(self, name: str, stages: Mapping[str, Stage], fuse: bool, lengths: tuple[int, ...] | None) -> None:
         self._name, self._names, self._stages = name, list(stages), list(stages.values())
         self._lengths = lengths
         self._found: list[list[FusedRun | Alone]] = [[] for _ in self._stages]

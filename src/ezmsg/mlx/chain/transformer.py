@@ -4,31 +4,59 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import ezmsg.core as ez
-from ezmsg.baseproc import (
-    BaseProcessor,
-    CompositeProcessor,
-    SettingsType,
-    resolve_stream_dim,
-)
+from ezmsg.baseproc import BaseProcessor, CompositeProcessor, SettingsType, resolve_stream_dim
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
 from ..asarray import AsArrayTransformer
 from ..cache import withdraw_cache_limit
-from ..stream import steps
-from ..stream.checks import check_message
-from ..stream.publishing import PublishesEach
-from ..stream.steps import Output, Step, steps_of
+from ..stream.unit import Output, PublishesEach, Stage, Stages, check_message, flush_steps, run_steps, steps_of
 from .runner import Runner
 
-Stages: typing.TypeAlias = steps.Chain | Mapping[str, Step]
+
+def run_chain(chain: Stages, messages: Iterable[AxisArray]) -> Iterator[AxisArray]:
+    """Run bare transformers over messages, from the first message to the flush at the end.
+
+    Args:
+        chain: A transformer, or a sequence of them, applied in order. One that returns a list, like
+            :class:`~ezmsg.mlx.RechunkTransformer`, has its messages fed on one by one; None ends the message there.
+        messages: The stream. It is read one message at a time.
+
+    Yields:
+        The results, in order. When *messages* end, every transformer that has a ``flush`` is flushed, and what comes of
+        that goes through the rest of the chain.
+
+    Raises:
+        TypeError: *chain* holds something that cannot be called, or *messages* something that is not a message.
+
+    Example:
+        >>> from ezmsg.mlx import AsArrayTransformer, EWMATransformer, RechunkTransformer, run_chain
+        >>> from ezmsg.mlx import SimulatedAcquisitionSettings, simulated_acquisition
+        >>> chain = [RechunkTransformer(sizes=(300,)), AsArrayTransformer(backend="mlx"), EWMATransformer()]
+        >>> stream = simulated_acquisition(SimulatedAcquisitionSettings(n_channels=4, duration=0.1))
+        >>> sum(len(result.data) for result in run_chain(chain, stream))
+        3000
+    """
+    steps = steps_of(chain)
+    return _results(steps, messages)
+
+
+def _results(steps: list, messages: Iterable[AxisArray]) -> Iterator[AxisArray]:
+    for message in messages:
+        if not isinstance(message, AxisArray):
+            raise TypeError(f"messages holds a {type(message).__name__}; allowed are messages of type AxisArray.")
+        yield from run_steps(steps, message)
+    yield from flush_steps(steps)
+
+
+NamedStages: typing.TypeAlias = Stages | Mapping[str, Stage]
 """Transformers in order: one, several, or several by their names."""
 
 
-def named_stages(stages: Stages, name: str) -> dict[str, Step]:
+def named_stages(stages: NamedStages, name: str) -> dict[str, Stage]:
     """*stages* by their names: those given, or else the class's without "Transformer", numbered from its second on.
 
     Raises:
@@ -37,7 +65,7 @@ def named_stages(stages: Stages, name: str) -> dict[str, Step]:
     if isinstance(stages, Mapping):
         steps_of(list(stages.values()), name)
         return dict(stages)
-    named: dict[str, Step] = {}
+    named: dict[str, Stage] = {}
     for stage in steps_of(stages, name):
         label = base = type(stage).__name__.removesuffix("Transformer")
         number = 1
@@ -96,7 +124,7 @@ class BaseChainTransformer(CompositeProcessor[SettingsType, AxisArray, Output], 
         self._renew()
 
     @property
-    def stages(self) -> Mapping[str, Step]:
+    def stages(self) -> Mapping[str, Stage]:
         """The stages by their names, with their present state."""
         self._runner.store()
         return self._steps()
@@ -187,15 +215,15 @@ class BaseChainTransformer(CompositeProcessor[SettingsType, AxisArray, Output], 
             stages = dict(list(stages.items())[:-1])
         self._runner = Runner(type(self).__name__, stages, self._fuse, self._lengths)
 
-    def _steps(self) -> dict[str, Step]:
+    def _steps(self) -> dict[str, Stage]:
         # ezmsg-baseproc declares other kinds of stages, too, and that each gives one message.
-        return typing.cast("dict[str, Step]", self._procs)
+        return typing.cast("dict[str, Stage]", self._procs)
 
 
 class ChainSettings(ez.Settings):
     """Settings for :obj:`Chain`."""
 
-    make_chain: Callable[[], Stages]
+    make_chain: Callable[[], NamedStages]
     """Makes the stages: a transformer, a sequence of them, or a dictionary by their names. Called where they run, so a
     function of a module (or :func:`functools.partial` of one) lets the unit start in a spawned process."""
 

@@ -5,9 +5,8 @@ import json
 import sys
 import typing
 
-from . import recordingoptions
-from .usage import DONE, SOME_FAILED, USAGE
-from .views import duration
+from .options import DONE, SOME_FAILED, USAGE, add_recording_options, recording_options
+from .progress import duration
 
 if typing.TYPE_CHECKING:
     from ..offline import RecordingInfo, StreamInfo
@@ -23,7 +22,7 @@ def main(prog: str, arguments: list[str]) -> int:
         epilog="On a terminal a few lines for each recording, elsewhere a line of JSON.",
     )
     parser.add_argument("recordings", nargs="+", metavar="RECORDING", help="a file or folder")
-    recordingoptions.add(parser, of_streams=False)
+    add_recording_options(parser, of_streams=False)
     parser.add_argument("--json", action="store_true", help="lines of JSON on a terminal, too")
     parser.add_argument("--formats", action=_Formats, help="list the formats that are known")
     options = parser.parse_args(arguments)
@@ -32,7 +31,7 @@ def main(prog: str, arguments: list[str]) -> int:
     status = DONE
     for recording in options.recordings:
         try:
-            found = describe_recording(recording, **recordingoptions.asked(options))
+            found = describe_recording(recording, **recording_options(options))
         except (ImportError, OSError, TypeError, ValueError) as error:
             print(f"{prog}: error: {recording}: {error}", file=sys.stderr)
             status = USAGE if isinstance(error, (FileNotFoundError, ImportError, TypeError)) else SOME_FAILED

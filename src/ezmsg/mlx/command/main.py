@@ -7,7 +7,7 @@ import os
 import sys
 from importlib import metadata
 
-from .usage import BROKEN_PIPE, INTERRUPTED, USAGE
+from .options import BROKEN_PIPE, INTERRUPTED, USAGE
 
 COMMANDS = {
     "process": "run a chain over recordings, into Zarr groups",

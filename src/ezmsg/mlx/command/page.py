@@ -1,18 +1,172 @@
-"""A page with a picture of results."""
+"""A page with a picture of results, which are read chunk by chunk, and of the recording behind them."""
+
+from __future__ import annotations
 
 import itertools
 import typing
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from ezmsg.util.messages.axisarray import AxisArray, CoordinateAxis, LinearAxis
 
-from .overview import Overview
+from ..offline import open_recording
+from ..offline.reading import import_extra
+from ..stream.segments import value_at
+from .options import RecordingOptions, UsageError
 
 if typing.TYPE_CHECKING:
+    import zarr
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+COLUMNS = 1000
+"""At most, which is more than a page shows."""
+
+BLOCK = 256
+"""Rows of a column that are looked at, from its start: all of them up to four minutes of bins of 1 ms."""
+
+MOST_GAPS = 200
+
+SIGNAL_RATE = 500.0
+"""From so many rows a second on, results are taken for a signal that goes up and down, and not for features."""
+
+
+@dataclass
+class Overview:
+    """What a page shows of results."""
+
+    name: str
+    times: npt.NDArray[np.float64]
+    """When each column begins, in seconds, and as the last entry when the last one ends."""
+    counts: npt.NDArray[np.int64]
+    """How many rows each column has."""
+    middle: npt.NDArray[np.float32]
+    """Of shape (column, ch): the mean of each column, or of a signal the root of the mean square."""
+    low: npt.NDArray[np.float32]
+    high: npt.NDArray[np.float32]
+    labels: list[str]
+    """Of the channels."""
+    n_rows: int
+    step: float
+    """Seconds from row to row."""
+    is_signal: bool
+    others: tuple[str, ...]
+    """Dimensions that were averaged."""
+    unit: str
+    source: str
+    """Name of the recording."""
+    gaps: list[tuple[float, float]] = field(default_factory=list)
+    """The first ones: when the last row before and the first row after are."""
+    n_gaps: int = 0
+    seams: list[float] = field(default_factory=list)
+    """Where pieces that were computed apart meet, in seconds."""
+    is_partial: bool = False
+    """Whether some columns are only looked at in part."""
+
+
+def read_overview(path: Path, start: float | None = None, stop: float | None = None) -> Overview:
+    """Results that :class:`ezmsg.mlx.ZarrSink` has written, or those from *start* to *stop* (seconds).
+
+    Raises:
+        UsageError: There are no results, or none at these times.
+    """
+    group = _opened(path)
+    data = typing.cast("zarr.Array", group["data"])
+    dims = list(typing.cast(list[str], data.attrs["_ARRAY_DIMENSIONS"]))
+    clock = typing.cast("zarr.Array", group[dims[0] if "time" in dims[1:] else "time"])
+    pieces = typing.cast("dict[str, list[int]]", group.attrs.get("pieces") or {})
+    first, last, step, gaps, n_gaps, seams = _read_times(clock, start, stop, pieces.get("first_rows", [])[1:])
+    if last - first < 2:
+        raise UsageError("RESULTS", f"{str(path)!r} has no rows to draw from {start} to {stop} s.")
+    edges = np.unique(np.linspace(first, last, COLUMNS + 1).astype(int))
+    n_channels = data.shape[1] if data.ndim > 1 else 1
+    shape = (len(edges) - 1, n_channels)
+    low, high, middle = (np.zeros(shape, np.float32) for _ in range(3))
+    times = np.zeros(len(edges))
+    is_signal = 1.0 / step >= SIGNAL_RATE
+    for column, rows in _blocks(data, edges, BLOCK):
+        values = np.asarray(rows, np.float64).reshape(len(rows), n_channels, -1).mean(axis=-1)
+        low[column], high[column] = values.min(axis=0), values.max(axis=0)
+        middle[column] = np.sqrt(np.mean(values**2, axis=0)) if is_signal else values.mean(axis=0)
+    for column, rows in _blocks(clock, edges, 1):
+        times[column] = rows[0]
+    times[-1] = float(np.asarray(clock[last - 1 : last])[0]) + step
+    labels = np.asarray(typing.cast("zarr.Array", group[dims[1]])[:]) if data.ndim > 1 and dims[1] in group else None
+    attrs = dict(data.attrs)
+    return Overview(
+        name=path.name,
+        times=times,
+        counts=np.diff(edges),
+        middle=middle,
+        low=low,
+        high=high,
+        labels=[str(label) for label in (range(n_channels) if labels is None else labels)],
+        n_rows=last - first,
+        step=step,
+        is_signal=is_signal,
+        others=tuple(dims[2:]),
+        unit=str(attrs.get("unit", "")),
+        source=str(group.attrs.get("recipe", "")).partition("\n")[0].partition(" ")[0],
+        gaps=gaps,
+        n_gaps=n_gaps,
+        seams=seams,
+        is_partial=bool(np.max(np.diff(edges)) > BLOCK),
+    )
+
+
+def _opened(path: Path) -> zarr.Group:
+    zarr = import_extra("zarr")
+    try:
+        group = zarr.open_group(str(path), mode="r")
+        if "data" in group:
+            return group
+        problem = "it has no array 'data'"
+    except Exception as error:  # each version of Zarr has its own
+        problem = str(error)
+    raise UsageError("RESULTS", f"{str(path)!r} is not a group of results ({problem}).")
+
+
+def _blocks(array: zarr.Array, edges: npt.NDArray[np.int64], block: int) -> typing.Iterator[tuple[int, npt.NDArray]]:
+    """The first *block* rows of each column; each chunk is decompressed once, and only if a column begins there."""
+    size = array.chunks[0]
+    held, rows = -1, np.zeros(0)
+    for column, (begin, end) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)):
+        chunk = begin // size
+        if chunk != held:
+            held, rows = chunk, np.asarray(array[chunk * size : (chunk + 1) * size])
+        inside = begin - chunk * size
+        yield column, rows[inside : inside + min(block, end - begin)]
+
+
+def _read_times(
+    clock: zarr.Array, start: float | None, stop: float | None, seam_rows: list[int]
+) -> tuple[int, int, float, list[tuple[float, float]], int, list[float]]:
+    """First row, row after the last, seconds from row to row, the first gaps, how many there are, and seams."""
+    begin, end = -np.inf if start is None else start, np.inf if stop is None else stop
+    first = last = n_gaps = 0
+    step, before = 0.0, np.nan
+    gaps: list[tuple[float, float]] = []
+    seams: list[float] = []
+    for position in range(0, clock.shape[0], clock.chunks[0]):
+        times = np.asarray(clock[position : position + clock.chunks[0]], np.float64)
+        if not step and len(times) > 1:
+            step = float(np.median(np.diff(times)))
+        seams += [float(times[row - position]) for row in seam_rows if 0 <= row - position < len(times)]
+        inside = np.flatnonzero((times >= begin) & (times < end))
+        if len(inside):
+            first = first if last else position + int(inside[0])
+            last = position + int(inside[-1]) + 1
+            part = np.concatenate([[before], times[inside]])
+            # NaN in front of the first row compares as no gap.
+            jumps = np.flatnonzero(np.abs(np.diff(part) - step) > 0.5 * step)
+            n_gaps += len(jumps)
+            gaps += [(part[jump], part[jump + 1]) for jump in jumps[: MOST_GAPS - len(gaps)].tolist()]
+            before = times[inside[-1]]
+    return first, last, step or 1.0, gaps, n_gaps, [seam for seam in seams if begin < seam < end]
+
 
 # Colours that differ for the colour-blind, too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
@@ -59,7 +213,7 @@ def draw(found: Overview, channels: Sequence[int], chosen: str, raw: Traces | No
             pyplot.close(figure)
 
 
-def _draw(figure: "Figure", found: Overview, channels: Sequence[int], chosen: str, raw: Traces | None) -> None:
+def _draw(figure: Figure, found: Overview, channels: Sequence[int], chosen: str, raw: Traces | None) -> None:
     heights = ([1.3] if raw is not None else []) + [1.6, 2.4]
     grid = figure.add_gridspec(len(heights), 2, height_ratios=heights, width_ratios=(6, 1))
     figure.suptitle(f"{found.name}\n", x=0.01, ha="left", fontsize=14, fontweight="bold")
@@ -113,7 +267,7 @@ def _centres(found: Overview) -> npt.NDArray[np.float64]:
     return found.times[:-1] + found.counts * found.step / 2
 
 
-def _draw_map(axes: "Axes", found: Overview) -> typing.Any:
+def _draw_map(axes: Axes, found: Overview) -> typing.Any:
     """Channels from top to bottom, time from left to right; where there is a gap, nothing."""
     edges, columns = [found.times[0]], []
     waiting = list(found.gaps)
@@ -149,7 +303,7 @@ def _draw_map(axes: "Axes", found: Overview) -> typing.Any:
     return image
 
 
-def _draw_profile(axes: "Axes", found: Overview) -> None:
+def _draw_profile(axes: Axes, found: Overview) -> None:
     """The middle of each channel and the range of half of its columns."""
     low, middle, high = np.nanpercentile(found.middle, (25, 50, 75), axis=0)
     places = np.arange(len(found.labels))
@@ -161,7 +315,7 @@ def _draw_profile(axes: "Axes", found: Overview) -> None:
     axes.set_title("over time", loc="left", fontsize=11)
 
 
-def _draw_traces(axes: "Axes", traces: Traces, title: str, found: Overview) -> None:
+def _draw_traces(axes: Axes, traces: Traces, title: str, found: Overview) -> None:
     """One above the other, each from its lowest to its highest value at a time; a scale to the right."""
     bottom, top = np.nanpercentile(traces.low, 0.2, axis=0), np.nanpercentile(traces.high, 99.8, axis=0)
     low, high = traces.low - (bottom + top) / 2, traces.high - (bottom + top) / 2
@@ -198,17 +352,17 @@ def _round(value: float) -> float:
     return float(max(step for step in (1, 2, 5) if step * power <= value * (1 + 1e-9)) * power)
 
 
-def _mark_gaps(axes: "Axes", found: Overview) -> None:
+def _mark_gaps(axes: Axes, found: Overview) -> None:
     for before, after in found.gaps:
         axes.axvspan(min(before + found.step, after), after, color=GAP, linewidth=0, zorder=0)
 
 
-def _mark_seams(axes: "Axes", found: Overview, colour: str = SEAM, width: float = 0.8) -> None:
+def _mark_seams(axes: Axes, found: Overview, colour: str = SEAM, width: float = 0.8) -> None:
     for seam in found.seams:
         axes.axvline(seam, color=colour, linewidth=width, linestyle=(0, (1, 2)))
 
 
-def _draw_legend(axes: "Axes", found: Overview) -> None:
+def _draw_legend(axes: Axes, found: Overview) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -222,3 +376,64 @@ def _draw_legend(axes: "Axes", found: Overview) -> None:
         Line2D([], [], color=SEAM, linewidth=1.2, linestyle=(0, (1, 2)), label=seams),
     ]
     axes.legend(handles=handles, loc="upper left", frameon=False, fontsize=9, borderaxespad=0.0)
+
+
+PLACES = 400
+"""Where a long recording is looked at."""
+
+WHOLE_MB = 64.0
+"""A shorter part is read as a whole."""
+
+PIECE_MB = 0.25
+
+
+def read_traces(
+    path: Path, options: RecordingOptions, labels: list[str], times: npt.NDArray[np.float64]
+) -> Traces | None:
+    """The lowest and highest values of the channels of these *labels* in the time that *times* span.
+
+    Returns:
+        The traces; None if the recording has none of the labels.
+
+    Raises:
+        OSError: The recording cannot be read.
+        ValueError: It is damaged, or is of no format that is known.
+    """
+    source = open_recording(path, **{"chunk_mb": PIECE_MB, **options})
+    first = next(iter(source.read(0)))
+    ch = first.axes.get("ch")
+    known = [str(label) for label in ch.data] if isinstance(ch, CoordinateAxis) else ["0"]
+    channels = [known.index(label) for label in labels if label in known]
+    if not channels:
+        return None
+    rate, origin = source.sampling_rate, _time(first).offset
+    begin, end = ((time - origin) * rate for time in (times[0], times[-1]))
+    begin, end = max(round(begin), 0), min(round(end), source.n_samples)
+    n_bytes = (end - begin) * first.data[:1].nbytes
+    found: list[tuple[float, npt.NDArray, npt.NDArray]] = []
+    if n_bytes <= WHOLE_MB * 2**20:
+        length = max((end - begin) // PLACES, 1)
+        for message in source.read(begin):
+            axis, data = _time(message), message.data[: end - begin]
+            for place in range(0, len(data), length):
+                part = data[place : place + length].reshape(-1, len(known))[:, channels]
+                found.append((value_at(axis, place) + len(part) / rate / 2, part.min(axis=0), part.max(axis=0)))
+            begin += len(data)
+            if begin == end:
+                break
+    else:
+        for start in np.linspace(begin, end - 1, PLACES).astype(int).tolist():
+            message = next(iter(source.read(start)))
+            part = message.data.reshape(-1, len(known))[:, channels]
+            found.append((_time(message).offset, part.min(axis=0), part.max(axis=0)))
+    when, low, high = (np.array(part, np.float64) for part in zip(*found, strict=True))
+    gain = np.asarray(first.attrs.get("nwb_scaling_gain", 1.0), np.float64)
+    gain = gain[channels] if gain.ndim else gain
+    unit = str(first.attrs.get("nwb_scaling_unit", ""))
+    if unit in ("volts", "V"):
+        gain, unit = gain * 1e6, "µV"
+    return Traces(when, low * gain, high * gain, [known[channel] for channel in channels], unit)
+
+
+def _time(message: AxisArray) -> LinearAxis:
+    return typing.cast(LinearAxis, message.axes["time"])

@@ -7,11 +7,10 @@ import sys
 import typing
 from pathlib import Path
 
-from . import recordingoptions
-from .usage import DONE, SOME_FAILED, USAGE, UsageError
+from .options import DONE, SOME_FAILED, USAGE, UsageError, add_recording_options, recording_options
 
 if typing.TYPE_CHECKING:
-    from .overview import Overview
+    from .page import Overview
 
 N_TRACES = 4
 
@@ -48,7 +47,7 @@ def _parse(prog: str, arguments: list[str]) -> argparse.Namespace:
     add("--channels", metavar="LABELS", help=f"up to {N_TRACES} channels to draw, with commas [those that vary most]")
     add("--start", type=float, metavar="S", help="from this time on, in seconds [the beginning]")
     add("--stop", type=float, metavar="S", help="up to this time [the end]")
-    recordingoptions.add(parser)
+    add_recording_options(parser)
     options = parser.parse_args(arguments)
     options.output = options.output or options.results.with_name(f"{options.results.name}.png")
     for name in ("start", "stop"):
@@ -62,9 +61,7 @@ def _parse(prog: str, arguments: list[str]) -> argparse.Namespace:
 
 
 def _show(options: argparse.Namespace) -> None:
-    from .overview import read_overview
-    from .page import draw
-    from .rawtraces import read_traces
+    from .page import draw, read_overview, read_traces
 
     found = read_overview(options.results, options.start, options.stop)
     channels = _channels(found, options.channels)
@@ -73,7 +70,7 @@ def _show(options: argparse.Namespace) -> None:
     if recording is not None:
         try:
             raw = read_traces(
-                recording, recordingoptions.asked(options), [found.labels[channel] for channel in channels], found.times
+                recording, recording_options(options), [found.labels[channel] for channel in channels], found.times
             )
         except (OSError, ValueError) as error:
             raise UsageError("--raw", f"{error}") from error

@@ -10,7 +10,7 @@ from typing import cast, get_args
 from ..stream.device import gpu_backend, uses_gpu
 from .contract import Kernel, Path, Recurrence
 
-__all__ = ["Kernel", "Path", "Recurrence", "check_path", "default_path", "kernel", "use_plain_kernels"]
+__all__ = ["Kernel", "Path", "Recurrence", "check_kernel_path", "default_path", "kernel", "use_plain_kernels"]
 
 
 VARIABLE = "EZMSG_MLX_KERNELS"
@@ -59,7 +59,7 @@ def default_path() -> Path:
     return _chosen_by_hand() or ((gpu_backend() or "plain") if uses_gpu() else "cpu")
 
 
-def check_path(path: str | None) -> None:
+def check_kernel_path(path: str | None) -> None:
     """Check an argument that names kernels.
 
     Raises:

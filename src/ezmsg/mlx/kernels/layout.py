@@ -1,4 +1,4 @@
-"""What kernels share: data time first with flat channels, and float32 pairs.
+"""Parts that kernels share: data time first with flat channels, float32 pairs, and tables of weights.
 
 A pair is a value as float32 and what that rounding lost, some 48 bits together.
 """
@@ -67,3 +67,12 @@ def buffer_length(n_samples: int) -> int:
         return n_samples
     step = 1 << (n_samples - 1).bit_length() - 4
     return -(-n_samples // step) * step
+
+
+def decays_and_gains(alpha: float, n: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """``(1 - alpha)**k`` for k from 0 to *n*, and 1 minus that, in which nothing cancels."""
+    if alpha == 1.0:
+        gains = np.minimum(np.arange(n + 1.0), 1.0)
+        return 1.0 - gains, gains
+    exponents = np.arange(n + 1) * math.log1p(-alpha)
+    return np.exp(exponents), -np.expm1(exponents)

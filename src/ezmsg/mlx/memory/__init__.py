@@ -7,8 +7,7 @@ lengths fill the cache.
 """
 
 from .monitor import MemoryMonitor, MemoryMonitorProducer, MemoryMonitorSettings, MemoryMonitorState
-from .shapereport import LengthUse, NodeShapes, ShapeReport
-from .shapes import shape_report
+from .shapes import LengthUse, NodeShapes, ShapeReport, shape_report
 from .snapshot import MEMORY_METRICS, MemorySnapshot, memory_snapshot
 
 __all__ = [

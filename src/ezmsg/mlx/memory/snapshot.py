@@ -1,13 +1,168 @@
-"""The memory of this process at one moment."""
+"""The memory of this process at one moment, as MLX and the operating system count it."""
 
+from __future__ import annotations
+
+import ctypes
 import dataclasses
 import math
+import os
+import re
+import struct
 import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Protocol
 
 import ezmsg.core as ez
 
 from ..cache import MIB, cache_limit
-from .system import device_memory, process_memory
+
+STALLED_SHARE = 0.05
+"""On Linux memory is short when tasks wait for it in this share of the time (``Documentation/accounting/psi.rst``)."""
+
+
+class PressureGauge(Protocol):
+    """Tells shortage of memory."""
+
+    def reason(self) -> str:
+        """Why memory is short since the call before, for the log; empty where it is not."""
+
+
+class LinuxPressure:
+    """Pressure stall information of the machine, and the events of the control group that this process belongs to.
+
+    Args:
+        stalls: The file with the stalls, as ``/proc/pressure/memory``.
+        events: The ``memory.events`` of the control group; None without one.
+        clock: Seconds.
+    """
+
+    def __init__(self, stalls: Path, events: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stalls, self._events, self._clock = stalls, events, clock
+        self._last = self._now()
+
+    def _now(self) -> tuple[float, float, int]:
+        stalled = re.search(r"^some .*total=(\d+)", _text(self._stalls), re.MULTILINE)
+        events = _text(self._events) if self._events is not None else ""
+        # "high": reclaim was forced on the group; "max": it was at its limit.
+        n_events = sum(int(number) for number in re.findall(r"^(?:high|max) (\d+)$", events, re.MULTILINE))
+        return self._clock(), int(stalled[1]) / 1e6 if stalled else math.nan, n_events
+
+    def reason(self) -> str:
+        """Why memory is short since the call before; empty where it is not."""
+        (before, stalled_before, n_before), self._last = self._last, self._now()
+        now, stalled, n_events = self._last
+        if n_events > n_before:
+            return "the control group of this process is at its memory limit"
+        share = (stalled - stalled_before) / (now - before) if now > before else 0.0
+        return f"tasks of this machine waited for memory {share:.0%} of the time" if share >= STALLED_SHARE else ""
+
+
+class MacPressure:
+    """The level that macOS publishes, and of which it notifies its own applications.
+
+    Args:
+        level: Gives 1 (normal), 2 (warning) or 4 (critical).
+    """
+
+    def __init__(self, level: Callable[[], int]) -> None:
+        self._level = level
+
+    def reason(self) -> str:
+        """Why memory is short; empty where it is not."""
+        level = self._level()
+        return f"macOS reports memory pressure at level {level}" if level > 1 else ""
+
+
+class NoPressure:
+    """For systems that tell nothing."""
+
+    def reason(self) -> str:
+        """Always empty."""
+        return ""
+
+
+def pressure_gauge() -> PressureGauge:
+    """The gauge of this system."""
+    if sys.platform == "darwin":
+        return MacPressure(_mac_level)
+    stalls, events = Path("/proc/pressure/memory"), _events_of_group(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
+    return LinuxPressure(stalls, events) if stalls.exists() or events is not None else NoPressure()
+
+
+def _events_of_group(membership: Path, root: Path) -> Path | None:
+    """``memory.events`` of the control group (version 2) that the process belongs to; None without one."""
+    group = re.search(r"^0::/(.*)$", _text(membership), re.MULTILINE)
+    events = root / group[1] / "memory.events" if group else None
+    return events if events is not None and events.exists() else None
+
+
+def _mac_level() -> int:
+    level, size = ctypes.c_int(1), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
+    libc = ctypes.CDLL("/usr/lib/libSystem.dylib")
+    name = b"kern.memorystatus_vm_pressure_level"
+    if libc.sysctlbyname(name, ctypes.byref(level), ctypes.byref(size), None, ctypes.c_size_t(0)):
+        return 1
+    return level.value
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def process_memory() -> tuple[float, float]:
+    """Resident set and footprint of this process, in bytes."""
+    try:
+        if sys.platform == "darwin":
+            return _parse_rusage(_read_rusage())
+        # smaps_rollup, from which psutil has its USS, walks the page tables, which takes long in a process
+        # of several GiB.
+        with open("/proc/self/status", "rb", buffering=0) as status:
+            return _parse_status(status.read())
+    except OSError:
+        return math.nan, math.nan
+
+
+_STATUS_FIELDS = re.compile(rb"^(VmRSS|RssAnon|VmSwap):\s+(\d+) kB$", re.MULTILINE)
+
+
+def _parse_status(status: bytes) -> tuple[float, float]:
+    """Resident set and footprint in bytes from the text of ``/proc/self/status`` (see proc_pid_status(5))."""
+    sizes = {name: int(kib) * 1024.0 for name, kib in _STATUS_FIELDS.findall(status)}
+    return sizes.get(b"VmRSS", math.nan), sizes.get(b"RssAnon", math.nan) + sizes.get(b"VmSwap", 0.0)
+
+
+# struct rusage_info_v0 of macOS (sys/resource.h): a UUID, then ri_user_time, ri_system_time, ri_pkg_idle_wkups,
+# ri_interrupt_wkups, ri_pageins, ri_wired_size, ri_resident_size, ri_phys_footprint and two times, all uint64.
+_RUSAGE_INFO_V0 = 0
+_RUSAGE_STRUCT = struct.Struct("=16s10Q")
+
+
+def _read_rusage() -> bytes:
+    buffer = ctypes.create_string_buffer(_RUSAGE_STRUCT.size)
+    if ctypes.CDLL("/usr/lib/libproc.dylib").proc_pid_rusage(os.getpid(), _RUSAGE_INFO_V0, buffer):
+        raise OSError("proc_pid_rusage failed")
+    return buffer.raw
+
+
+def _parse_rusage(rusage: bytes) -> tuple[float, float]:
+    """Resident set and footprint in bytes from a ``struct rusage_info_v0``."""
+    fields = _RUSAGE_STRUCT.unpack(rusage)
+    return float(fields[7]), float(fields[8])
+
+
+def device_memory(mx: ModuleType) -> float:
+    """Memory in use on the first CUDA device, in bytes."""
+    if not mx.cuda.is_available():
+        return math.nan
+    # MLX asks NVML, which neither waits for the device nor needs a CUDA context.
+    info = mx.device_info(mx.gpu)
+    return float(info["total_memory"] - info["free_memory"]) if "free_memory" in info else math.nan
 
 
 @dataclasses.dataclass(frozen=True)

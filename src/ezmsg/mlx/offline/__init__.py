@@ -23,10 +23,9 @@ from .formats import (
     recording_formats,
     register_format,
 )
-from .neosource import NeoSource
+from .neosource import NeoSource, RawBinarySource
 from .nwbsource import NWBSource
 from .process import ProcessedRecording, process_recording, process_recordings
-from .rawbinarysource import RawBinarySource
 from .zarrsink import ZarrSink
 
 __all__ = [

@@ -3,25 +3,385 @@
 What makes this more than packing a value: states may hold transformers of their own, whose states belong to them; and
 a transformer begins anew when the hash of a message differs from that of the last one, which it does in every new
 process, since Python salts the hashes of text.
+
+A pickle may call anything when it is read. Here, bytes are a zip archive of arrays (``numpy.savez``) and one text in
+JSON, which says how to put them together: containers, arrays and scalars of NumPy and MLX, members of enumerations, and
+instances of plain classes. :func:`unpack` builds them again.
+
+Reading calls no constructor and no method of what it builds: instances are of classes that are already imported, from
+packages that the reader names, and are filled with their attributes.
 """
 
+from __future__ import annotations
+
+import collections
 import dataclasses
+import enum
 import functools
+import importlib
+import io
+import json
+import math
+import operator
 import platform
 import sys
+import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 
 import numpy as np
+import numpy.typing as npt
 from ezmsg.baseproc import BaseProcessor, CompositeProcessor
 from ezmsg.baseproc.stateful import Stateful
 from ezmsg.util.messages.axisarray import AxisArray
 
 from ..chain import BaseChainTransformer
-from ..stream.steps import Output, Step
-from .packing import CannotPack, pack
-from .unpacking import unpack
+from ..stream.convert import MLX_DTYPES, is_mlx_array
+from ..stream.unit import Output, Stage
+
+if typing.TYPE_CHECKING:
+    import mlx.core as mx
+
+FORMAT = "ezmsg-mlx values 1"
+
+TREE = "tree"
+"""Name of the text among the arrays."""
+
+MODULES = frozenset({"numpy", "mlx.core", "array_api_compat.numpy"})
+"""Array libraries, which states remember by their modules."""
+
+SEQUENCES: dict[str, Callable[[list], object]] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+
+Value: typing.TypeAlias = typing.Any
+"""Whatever is packed."""
+
+Node: typing.TypeAlias = "list[typing.Any]"
+"""A kind and what belongs to it. A value in a node is plain, or a list with the number of an earlier node."""
+
+
+def plain_class(module: str, name: str, packages: frozenset[str]) -> type:
+    """A class that may be built: plain data, already imported, from one of the packages.
+
+    Raises:
+        ValueError: It may not.
+    """
+    if module.partition(".")[0] not in packages:
+        raise ValueError(f"class {module}.{name}")
+    found: object = sys.modules.get(module)
+    for part in name.split("."):
+        found = vars(found).get(part) if isinstance(found, (type, types.ModuleType)) else None
+    allowed = (
+        isinstance(found, type)
+        and (found.__module__, found.__qualname__) == (module, name)
+        and (issubclass(found, (enum.Enum, tuple)) or found.__new__ is object.__new__)
+        # Neither what would act by itself once it is built, or dropped, nor what only its own code can put together.
+        and not issubclass(found, (type, BaseException, BaseProcessor, Stateful))
+        and not any(hasattr(found, method) for method in ("__del__", "__setstate__"))
+    )
+    if not allowed:
+        raise ValueError(f"class {module}.{name}")
+    return typing.cast(type, found)
+
+
+_PLAIN = (type(None), bool, int, float, str)
+"""What JSON holds as it is; NaN and infinity included, as Python writes it."""
+
+
+class CannotPack(TypeError):
+    """There is something that this format does not hold; the message says what."""
+
+
+def pack(value: Value, packages: Iterable[str] = ("ezmsg",)) -> bytes:
+    """*value* as bytes.
+
+    What is referred to from several places is one object again afterwards.
+
+    Args:
+        value: Anything that :func:`unpack` can build.
+        packages: Names of the packages whose classes may be among it.
+
+    Raises:
+        CannotPack: There is something else in it, or something that contains itself.
+    """
+    writer = _Writer(frozenset(packages))
+    tree = {"format": FORMAT, "value": writer.value(value), "nodes": writer.nodes}
+    text = np.frombuffer(json.dumps(tree).encode(), np.uint8)
+    file = io.BytesIO()
+    arrays: dict[str, typing.Any] = {TREE: text, **writer.arrays}  # NumPy types its flags, too, as values of names
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+class _Writer:
+    def __init__(self, packages: frozenset[str]) -> None:
+        self.nodes: list[Node] = []
+        self.arrays: dict[str, npt.NDArray] = {}
+        self._packages = packages
+        self._numbers: dict[int, int] = {}
+        self._kept: list[Value] = []
+        """So that no two values have the same ``id``."""
+        self._open: set[int] = set()
+
+    def value(self, value: Value) -> Value:
+        if type(value) in _PLAIN:
+            return value
+        key = id(value)
+        if key in self._open:
+            raise CannotPack(f"a {type(value).__name__} contains itself")
+        if key not in self._numbers:
+            self._open.add(key)
+            node = self._node(value)
+            self._open.remove(key)
+            self._kept.append(value)
+            self._numbers[key] = len(self.nodes)
+            self.nodes.append(node)
+        return [self._numbers[key]]
+
+    def values(self, values: Iterable[Value]) -> list[Value]:
+        return [self.value(value) for value in values]
+
+    def _array(self, values: npt.NDArray) -> str:
+        if values.dtype.hasobject:
+            raise CannotPack(f"it holds an array of dtype {values.dtype}")
+        name = f"a{len(self.arrays)}"
+        self.arrays[name] = values
+        return name
+
+    def _node(self, value: Value) -> Node:
+        kind = type(value)
+        if kind.__name__ in SEQUENCES and kind is SEQUENCES[kind.__name__]:
+            return [kind.__name__, self.values(value)]
+        if kind is dict:
+            return ["dict", self.values(value.keys()), self.values(value.values())]
+        if kind is collections.deque:
+            return ["deque", self.values(value), value.maxlen]
+        if kind in (bytes, bytearray):
+            return [kind.__name__, self._array(np.frombuffer(bytes(value), np.uint8))]
+        if kind is complex:
+            return ["complex", value.real, value.imag]
+        if kind in (slice, range):
+            return [kind.__name__, self.values([value.start, value.stop, value.step])]
+        if kind in (np.ndarray, np.memmap):
+            return self._ndarray(np.asarray(value))
+        if kind is np.ma.MaskedArray:
+            return ["masked", *self.values([value.data, np.ma.getmaskarray(value), value.fill_value])]
+        if isinstance(value, np.generic):
+            return ["scalar", self._array(np.asarray(value))]
+        if isinstance(value, np.dtype):
+            return ["dtype", self._array(np.empty(0, value))]
+        if isinstance(value, type) and issubclass(value, np.generic):
+            return ["scalar type", self._array(np.empty(0, value))]
+        if is_mlx_array(value):
+            return self._mlx(value)
+        if kind.__module__ == "mlx.core" and kind.__name__ == "Dtype":
+            return ["mlx dtype", str(value).rpartition(".")[2]]
+        if isinstance(value, types.ModuleType) and value.__name__ in MODULES:
+            return ["module", value.__name__]
+        return self._instance(value)
+
+    def _ndarray(self, values: npt.NDArray) -> Node:
+        if values.dtype.kind not in "OT":
+            return ["array", self._array(values)]
+        # Values of their own, in the order of rows.
+        return ["objects" if values.dtype.kind == "O" else "texts", list(values.shape), self.values(values.ravel())]
+
+    def _mlx(self, value: Value) -> Node:
+        import mlx.core as mx
+
+        # NumPy has no bfloat16; every one is a float32.
+        values = np.array(value.astype(mx.float32) if value.dtype == mx.bfloat16 else value)
+        return ["mlx", str(value.dtype).rpartition(".")[2], self._array(values)]
+
+    def _instance(self, value: Value) -> Node:
+        kind = type(value)
+        named = [kind.__module__, kind.__qualname__]
+        if isinstance(value, (Stateful, BaseProcessor)):
+            raise CannotPack(f"it holds a {kind.__name__}")
+        try:
+            plain_class(kind.__module__, kind.__qualname__, self._packages)
+        except ValueError as error:
+            raise CannotPack(f"it holds a {kind.__module__}.{kind.__qualname__}") from error
+        if isinstance(value, enum.Enum):
+            return ["enum", *named, value.name]
+        if isinstance(value, tuple):
+            return ["named", *named, self.values(value)]
+        # As pickle would, without the calls of constructors that it may ask for.
+        function, args, state, *items = (*value.__reduce_ex__(2), None, None)[:5]
+        if getattr(function, "__name__", "") != "__newobj__" or args != (kind,) or any(i is not None for i in items):
+            raise CannotPack(f"it holds a {kind.__module__}.{kind.__qualname__}")
+        attributes, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
+        if not all(isinstance(part, (dict, type(None))) for part in (attributes, slots)):
+            raise CannotPack(f"it holds a {kind.__module__}.{kind.__qualname__}")
+        return ["object", *named, self.value(attributes or {}), self.value(slots or {})]
+
+
+_MLX_DTYPES = {name.rstrip("_"): name for name in MLX_DTYPES}
+
+
+def unpack(data: bytes, packages: Iterable[str] = ("ezmsg",)) -> Value:
+    """The value that was packed.
+
+    Args:
+        data: From :func:`pack`, or from anybody.
+        packages: Names of the packages whose classes may be built.
+
+    Raises:
+        ValueError: *data* is something else, is damaged, or wants something built that may not be.
+    """
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            tree = json.loads(arrays[TREE].tobytes())
+            if tree["format"] != FORMAT:
+                raise ValueError(f"its format is {tree['format']!r}")
+            reader = _Reader(arrays, frozenset(packages))
+            for node in tree["nodes"]:
+                reader.built.append(reader.node(*node))
+            return reader.value(tree["value"])
+    except Exception as error:  # whatever damage leads to
+        raise ValueError(f"not values of this version of ezmsg-mlx ({type(error).__name__}: {error})") from error
+
+
+class _Reader:
+    def __init__(self, arrays: typing.Mapping[str, npt.NDArray], packages: frozenset[str]) -> None:
+        self.built: list[Value] = []
+        self._arrays = arrays
+        self._packages = packages
+
+    def value(self, value: Value) -> Value:
+        if isinstance(value, list):
+            (number,) = value
+            # Only earlier ones are there, so nothing contains itself.
+            return self.built[operator.index(number)]
+        return value
+
+    def values(self, values: list[Value]) -> list[Value]:
+        return [self.value(value) for value in values]
+
+    def node(self, kind: str, *rest: typing.Any) -> Value:
+        if kind in SEQUENCES:
+            return SEQUENCES[kind](self.values(*rest))
+        return _BUILDERS[kind](self, *rest)
+
+    def _dict(self, keys: list[Value], values: list[Value]) -> Value:
+        return dict(zip(self.values(keys), self.values(values), strict=True))
+
+    def _deque(self, values: list[Value], maxlen: int | None) -> Value:
+        return collections.deque(self.values(values), maxlen)
+
+    def _bytes(self, name: str) -> Value:
+        return self._arrays[name].tobytes()
+
+    def _bytearray(self, name: str) -> Value:
+        return bytearray(self._arrays[name].tobytes())
+
+    def _complex(self, real: float, imag: float) -> Value:
+        return complex(real, imag)
+
+    def _slice(self, values: list[Value]) -> Value:
+        return slice(*self.values(values))
+
+    def _range(self, values: list[Value]) -> Value:
+        return range(*self.values(values))
+
+    def _array(self, name: str) -> Value:
+        return self._arrays[name]
+
+    def _objects(self, shape: list[int], values: list[Value]) -> Value:
+        filled = np.empty(math.prod(shape), object)
+        for place, value in enumerate(values):
+            filled[place] = self.value(value)
+        return filled.reshape(shape)
+
+    def _texts(self, shape: list[int], values: list[Value]) -> Value:
+        return np.array(self.values(values), np.dtypes.StringDType()).reshape(shape)
+
+    def _masked(self, *values: Value) -> Value:
+        data, mask, fill = self.values(list(values))
+        return np.ma.MaskedArray(data, mask, fill_value=fill)
+
+    def _scalar(self, name: str) -> Value:
+        return self._arrays[name][()]
+
+    def _dtype(self, name: str) -> Value:
+        return self._arrays[name].dtype
+
+    def _scalar_type(self, name: str) -> Value:
+        return self._arrays[name].dtype.type
+
+    def _mlx(self, dtype: str, name: str) -> Value:
+        import mlx.core as mx
+
+        array = mx.array(self._arrays[name], dtype=_mlx_dtype(dtype))
+        mx.eval(array)
+        return array
+
+    def _mlx_dtype(self, name: str) -> Value:
+        return _mlx_dtype(name)
+
+    def _module(self, name: str) -> Value:
+        if name not in MODULES:
+            raise ValueError(f"module {name!r}")
+        return importlib.import_module(name)
+
+    def _enum(self, module: str, name: str, member: str) -> Value:
+        kind = plain_class(module, name, self._packages)
+        if not issubclass(kind, enum.Enum):
+            raise ValueError(f"{name} is not an enumeration")
+        return kind.__members__[member]
+
+    def _named(self, module: str, name: str, values: list[Value]) -> Value:
+        kind = plain_class(module, name, self._packages)
+        if not issubclass(kind, tuple):
+            raise ValueError(f"{name} is not a named tuple")
+        return tuple.__new__(kind, self.values(values))
+
+    def _object(self, module: str, name: str, attributes: Value, slots: Value) -> Value:
+        kind = plain_class(module, name, self._packages)
+        if issubclass(kind, (enum.Enum, tuple)):
+            raise ValueError(f"{name} has no attributes of its own")
+        built = object.__new__(kind)
+        for attribute, value in self.value(attributes).items():
+            # Not setattr, which a class may answer with code of its own.
+            built.__dict__[attribute] = value
+        for slot, value in self.value(slots).items():
+            member = getattr(kind, slot)
+            if not isinstance(member, types.MemberDescriptorType):
+                raise ValueError(f"{name} has no slot {slot!r}")
+            member.__set__(built, value)
+        return built
+
+
+# By name, and none but these.
+_BUILDERS: dict[str, Callable[..., Value]] = {
+    "dict": _Reader._dict,
+    "deque": _Reader._deque,
+    "bytes": _Reader._bytes,
+    "bytearray": _Reader._bytearray,
+    "complex": _Reader._complex,
+    "slice": _Reader._slice,
+    "range": _Reader._range,
+    "array": _Reader._array,
+    "objects": _Reader._objects,
+    "texts": _Reader._texts,
+    "masked": _Reader._masked,
+    "scalar": _Reader._scalar,
+    "dtype": _Reader._dtype,
+    "scalar type": _Reader._scalar_type,
+    "mlx": _Reader._mlx,
+    "mlx dtype": _Reader._mlx_dtype,
+    "module": _Reader._module,
+    "enum": _Reader._enum,
+    "named": _Reader._named,
+    "object": _Reader._object,
+}
+
+
+def _mlx_dtype(name: str) -> mx.Dtype:
+    import mlx.core as mx
+
+    return getattr(mx, _MLX_DTYPES[name])
+
 
 _PACKAGES = ("ezmsg", "ezmsg-baseproc", "ezmsg-mlx", "ezmsg-sigproc", "mlx", "numba", "numpy", "scipy")
 
@@ -46,7 +406,7 @@ class _Nested(typing.NamedTuple):
     kept: object
 
 
-def description(step: Step) -> str:
+def description(step: Stage) -> str:
     """The class of a step and its settings, in full: two steps with the same text give the same results."""
     kind = step if hasattr(step, "__qualname__") else type(step)
     name = f"{kind.__module__}.{kind.__qualname__}"
@@ -106,7 +466,7 @@ def _processor() -> str:
     return f"{platform.machine()} {binding.get_host_cpu_name()}"
 
 
-def check_savable(step: Step) -> None:
+def check_savable(step: Stage) -> None:
     """Raise :obj:`CannotSave` for a step with state that cannot be seen, like a function or a generator."""
     for part in parts_of(step).values():
         check_savable(part)
@@ -114,7 +474,7 @@ def check_savable(step: Step) -> None:
         raise CannotSave(f"{description(step)} is not a processor of ezmsg-baseproc, so its state is not known")
 
 
-def as_made(step: Step) -> Made:
+def as_made(step: Stage) -> Made:
     """What attributes a step has when it is made, so that :func:`save` sees whether it keeps data in others."""
     found: Made = [(step, dict(vars(step)))] if isinstance(step, BaseProcessor) else []
     return [*found, *(each for part in parts_of(step).values() for each in as_made(part))]
@@ -134,7 +494,7 @@ def check_keeps_nothing(made: Iterable[tuple[BaseProcessor, dict[str, object]]])
             )
 
 
-def save(step: Step, made: Made | None = None) -> bytes | None:
+def save(step: Stage, made: Made | None = None) -> bytes | None:
     """The state of a step; None for one without.
 
     Args:
@@ -142,7 +502,7 @@ def save(step: Step, made: Made | None = None) -> bytes | None:
         made: What :func:`as_made` gave before its first message.
 
     Raises:
-        CannotSave: There is something in the state that :func:`~ezmsg.mlx.offline.packing.pack` does not hold; or the
+        CannotSave: There is something in the state that :func:`pack` does not hold; or the
             step keeps something outside of its state (ezmsg-sigproc's ButterworthZeroPhase does).
     """
     check_savable(step)
@@ -160,12 +520,12 @@ def _is_ours(step: object) -> bool:
     return any(kind.__module__.startswith("ezmsg.mlx.") for kind in type(step).__mro__)
 
 
-def _packages(step: Step) -> set[str]:
+def _packages(step: Stage) -> set[str]:
     """The packages whose classes a state may consist of."""
     return {"ezmsg", type(step).__module__.partition(".")[0]}
 
 
-def check(step: Step, saved: bytes) -> None:
+def check(step: Stage, saved: bytes) -> None:
     """See whether a saved state can be read, before the step is called.
 
     Raises:
@@ -177,7 +537,7 @@ def check(step: Step, saved: bytes) -> None:
         raise ValueError(f"a saved state is not one of {type(step).__name__}")
 
 
-def call_restored(step: Step, saved: bytes, message: AxisArray) -> Output:
+def call_restored(step: Stage, saved: bytes, message: AxisArray) -> Output:
     """Call a fresh step as if it had the saved state; *message* is the first one since.
 
     Raises:
@@ -191,7 +551,7 @@ def call_restored(step: Step, saved: bytes, message: AxisArray) -> Output:
     return step(message)
 
 
-def restore(step: Step, saved: bytes) -> None:
+def restore(step: Stage, saved: bytes) -> None:
     """Put a saved state into a step that has seen a message of its stream, or that keeps its state whatever comes.
 
     Raises:

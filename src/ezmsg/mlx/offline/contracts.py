@@ -1,10 +1,13 @@
 """What a source of recordings, a format of them and a sink of results have to do, so that others can be added."""
 
+from __future__ import annotations
+
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ezmsg.baseproc import resolve_stream_dim
 from ezmsg.util.messages.axisarray import AxisArray
 
 
@@ -169,3 +172,36 @@ class PiecewiseSink(ResultSink, typing.Protocol):
             n_pieces: Number of pieces, all of which have been committed.
             about: What is to be kept of how they were made, under the name ``pieces``.
         """
+
+
+def describe_source(name: str, sources: Sequence[RecordingSource]) -> StreamInfo:
+    """What can be said of a stream, from a source for each of its segments.
+
+    Reads the first message of each. A source may have an attribute ``gaps``, the samples in front of which time jumps.
+    """
+    messages = [next(iter(source.read(0))) for source in sources]
+    segments = []
+    for source, message in zip(sources, messages, strict=True):
+        axis = message.axes.get(resolve_stream_dim(message))
+        duration = source.n_samples / float(source.sampling_rate)
+        gaps = tuple(int(gap) for gap in getattr(source, "gaps", ()))
+        segments.append(SegmentInfo(source.n_samples, float(getattr(axis, "offset", 0.0)), duration, gaps))
+    attrs = messages[0].attrs
+    return StreamInfo(
+        name=name,
+        sampling_rate=float(sources[0].sampling_rate),
+        labels=_labels(messages[0]),
+        dtype=str(messages[0].data.dtype),
+        unit=str(attrs.get("nwb_scaling_unit", attrs.get("unit", ""))),
+        segments=tuple(segments),
+    )
+
+
+def unreadable(name: str, problem: Exception) -> StreamInfo:
+    """A stream of which nothing is known but what is wrong with it."""
+    return StreamInfo(name, 0.0, (), "", "", (), str(problem))
+
+
+def _labels(message: AxisArray) -> tuple[str, ...]:
+    data = getattr(message.axes.get("ch"), "data", None)
+    return () if data is None else tuple(str(label) for label in data)

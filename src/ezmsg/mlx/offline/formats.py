@@ -10,6 +10,8 @@ Another package adds a format with an entry point in the group ``ezmsg.mlx.forma
 :class:`RecordingFormat`; a script calls :func:`register_format`.
 """
 
+from __future__ import annotations
+
 import errno
 import importlib.metadata
 import os
@@ -19,11 +21,10 @@ from pathlib import Path
 
 import ezmsg.core as ez
 
-from ..stream.checks import check_path
-from .contracts import RecordingFormat, RecordingSource, StreamInfo
-from .description import describe_source
-from .neoformats import NEO_FORMATS, guessed_format, named_format
-from .nwbformat import NWB_FORMAT
+from ..stream.unit import check_path
+from .contracts import RecordingFormat, RecordingSource, StreamInfo, describe_source
+from .neosource import NEO_FORMATS, guessed_format, named_format
+from .nwbsource import NWB_FORMAT
 
 ENTRY_POINTS = "ezmsg.mlx.formats"
 """The group of entry points that other packages add formats with."""

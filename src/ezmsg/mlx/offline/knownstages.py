@@ -1,4 +1,4 @@
-"""How long the transformers of ezmsg-sigproc remember, and where their results lie (see :mod:`..stream.settling`)."""
+"""How long the transformers of ezmsg-sigproc remember, and where their results lie."""
 
 import math
 import typing
@@ -23,7 +23,7 @@ from ezmsg.sigproc.util.binning import BinSchedule
 from ezmsg.sigproc.window import WindowTransformer
 from ezmsg.util.messages.axisarray import AxisArray
 
-from ..stream.settling import ResultGrid, averaging_time, filter_time, one_for_each, settling_of
+from ..stream.fusible import ResultGrid, averaging_time, filter_time, one_for_each, settling_of
 
 
 def _nothing(stage: object, tolerance: float, gain: float) -> float:

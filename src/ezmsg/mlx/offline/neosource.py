@@ -1,10 +1,13 @@
-"""Recordings in the formats that neo reads (SpikeGLX, Open Ephys, Blackrock, Intan and others), read in chunks."""
+"""Recordings in the formats that neo reads (SpikeGLX, Open Ephys, Blackrock, Intan), and raw binary files."""
+
+from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import os
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +15,21 @@ import numpy.typing as npt
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
-from ..stream.checks import check_number, check_path
-from .extra import import_extra
-from .faults import fault, faults_of
-from .neochecks import runs_of
-from .neoreaders import Channels, Piece, Stream, channels_of, choose, open_reader
-from .neoruns import Runs
-from .neoscaling import scaling_of
+from ..stream.unit import check_count, check_number, check_path, is_real
+from .contracts import RecordingFormat, SegmentInfo, StreamInfo, unreadable
+from .neofiles import (
+    Block,
+    Channels,
+    Stream,
+    channels_of,
+    choose,
+    found_in,
+    open_reader,
+    reader_names,
+    runs_of,
+    scaling_of,
+)
+from .reading import Runs, fault, faults_of, import_extra
 
 if typing.TYPE_CHECKING:
     from neo.rawio.baserawio import BaseRawIO
@@ -30,7 +41,7 @@ _COMPARED = 32
 class _Part(typing.NamedTuple):
     """A segment that is read."""
 
-    piece: Piece
+    piece: Block
     n_samples: int
     before: int
     """Samples of the segments before it."""
@@ -150,16 +161,16 @@ class NeoSource:
                     axes = {**self._template.axes, "time": replace(self._template.axes["time"], offset=time)}
                     yield replace(self._template, data=samples[first - begin : last - begin], axes=axes)
 
-    def _reader(self) -> "BaseRawIO":
+    def _reader(self) -> BaseRawIO:
         if not self.path.exists():
             raise FileNotFoundError(2, os.strerror(2), str(self.path))
         import_extra("neo.rawio")
         return open_reader(self.path, self._format, self._options)
 
-    def _channels(self, reader: "BaseRawIO", stream: Stream) -> Channels:
+    def _channels(self, reader: BaseRawIO, stream: Stream) -> Channels:
         return channels_of(reader, stream)
 
-    def _parts_of(self, reader: "BaseRawIO", pieces: Sequence[Piece]) -> list[_Part]:
+    def _parts_of(self, reader: BaseRawIO, pieces: Sequence[Block]) -> list[_Part]:
         parts: list[_Part] = []
         before = 0
         for piece in pieces:
@@ -170,7 +181,7 @@ class NeoSource:
             before += n
         return parts
 
-    def _samples(self, reader: "BaseRawIO", piece: Piece, begin: int, end: int) -> npt.NDArray:
+    def _samples(self, reader: BaseRawIO, piece: Block, begin: int, end: int) -> npt.NDArray:
         with faults_of(self.path, self._stream.name):
             found = reader.get_analogsignal_chunk(piece.block, piece.segment, begin, end, self._stream.number)
             # A copy, since this may be a view of a file that is mapped into memory.
@@ -184,7 +195,7 @@ class NeoSource:
             )
         return samples
 
-    def _ends(self, reader: "BaseRawIO", n_channels: int) -> tuple[str, np.dtype]:
+    def _ends(self, reader: BaseRawIO, n_channels: int) -> tuple[str, np.dtype]:
         """A digest of the first and the last samples of each segment, and the dtype of all.
 
         The last ones are there only if the file is as long as it has to be.
@@ -216,3 +227,217 @@ def _runs_between(runs: Runs, begin: int, end: int, rate: float) -> Iterator[tup
     for one, other in itertools.pairwise([begin, *inner, end]):
         number = int(np.searchsorted(runs.firsts, one, side="right")) - 1
         yield one, other, float(runs.times[number] + (one - runs.firsts[number]) / rate)
+
+
+class RawBinarySource(NeoSource):
+    """A file of samples without a header, channel after channel for each time, as a source.
+
+    Messages are those of :class:`ezmsg.mlx.NeoSource`; times begin at 0. A file that does not hold whole samples of all
+    channels is refused.
+
+    Args:
+        path: The file.
+        sampling_rate: Samples a second.
+        n_channels: Channels in the file.
+        dtype: Of a sample, with its byte order: ``"int16"``, ``">i2"``, ``"float32"``.
+        gain: What one count is, in *unit*; a number, or one for each channel.
+        offset: What is to be added then, in *unit*.
+        unit: Of the values that *gain* and *offset* make. Voltages are said in volts.
+        labels: Names of the channels. None: ``ch0``, ``ch1`` and so on.
+        header_bytes: Bytes in front of the first sample.
+        chunk_mb: Size of a message in MiB, at most.
+
+    Raises:
+        ImportError: The extra ``offline`` is not installed.
+        FileNotFoundError: There is no such file.
+        OSError: The file cannot be opened or read.
+        ValueError: The file has no samples, or not whole ones; an argument is not in its range; *labels* or *gain* are
+            not as many as the channels.
+        TypeError: An argument is not of its type.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        *,
+        sampling_rate: float,
+        n_channels: int,
+        dtype: npt.DTypeLike = "int16",
+        gain: float | Sequence[float] = 1.0,
+        offset: float = 0.0,
+        unit: str = "",
+        labels: Sequence[str] | None = None,
+        header_bytes: int = 0,
+        chunk_mb: float = 4.0,
+    ) -> None:
+        rate = check_number("sampling_rate", sampling_rate)
+        count = check_count("n_channels", n_channels)
+        check_count("header_bytes", header_bytes, 0)
+        if np.dtype(dtype).kind not in "iuf":
+            raise ValueError(f"dtype is {dtype!r}; allowed are integers and floats.")
+        if not is_real(offset) or not math.isfinite(offset):
+            raise ValueError(f"offset is {offset!r}; allowed is a finite number.")
+        if not isinstance(unit, str):
+            raise TypeError(f"unit is {unit!r}; allowed is text.")
+        gains = np.broadcast_to(np.asarray(gain, np.float64), (count,)) if np.ndim(gain) == 0 else np.asarray(gain)
+        names = [f"ch{number}" for number in range(count)] if labels is None else [str(each) for each in labels]
+        if gains.shape != (count,):
+            raise ValueError(f"gain is {gain!r}; allowed are a number and {count} numbers, one for each channel.")
+        if len(names) != count:
+            raise ValueError(f"labels is {labels!r}; allowed are {count} names, one for each channel.")
+        self._given = Channels(np.array(names), rate, gains, np.full(count, float(offset)), [unit] * count)
+        super().__init__(
+            path,
+            format="rawbinary",
+            chunk_mb=chunk_mb,
+            sampling_rate=rate,
+            nb_channel=count,
+            dtype=np.dtype(dtype).str,
+            bytesoffset=header_bytes,
+        )
+
+    def _channels(self, reader: BaseRawIO, stream: Stream) -> Channels:
+        return self._given
+
+
+def _is_file(path: Path, *suffixes: str) -> bool:
+    return path.suffix.lower() in suffixes and path.is_file()
+
+
+def _has(folder: Path, *patterns: str) -> bool:
+    return folder.is_dir() and any(next(folder.glob(pattern), None) is not None for pattern in patterns)
+
+
+def _spikeglx(path: Path) -> Path | None:
+    if _is_file(path, ".bin", ".meta"):
+        both = path.with_suffix(".bin"), path.with_suffix(".meta")
+        return both[0] if all(each.is_file() for each in both) else None
+    return path if _has(path, *(f"{above}*.{kind}.meta" for above in ("", "*/", "*/*/") for kind in _KINDS)) else None
+
+
+_KINDS = ("ap", "lf", "nidq", "obx")
+
+
+def _open_ephys_binary(path: Path) -> Path | None:
+    if path.name == "structure.oebin" and path.is_file():
+        return path.parent
+    levels = ("", "recording*/", "experiment*/recording*/", "Record Node*/experiment*/recording*/")
+    return path if _has(path, *(f"{level}structure.oebin" for level in levels)) else None
+
+
+def _open_ephys(path: Path) -> Path | None:
+    if _is_file(path, ".continuous"):
+        return path.parent
+    return path if _has(path, "*.continuous") else None
+
+
+def _intan(path: Path) -> Path | None:
+    if path.name in ("info.rhd", "info.rhs") and path.is_file():
+        return path.parent
+    return path if _is_file(path, ".rhd", ".rhs") or _has(path, "info.rhd", "info.rhs") else None
+
+
+def _blackrock(path: Path) -> Path | None:
+    return path if _is_file(path, *(f".ns{number}" for number in range(1, 7))) else None
+
+
+def _raw_binary(path: Path) -> Path | None:
+    return path if _is_file(path, ".bin", ".dat", ".raw") else None
+
+
+def _open_raw_binary(
+    path: Path, *, stream: str | None = None, segment: int | str | None = None, **options: typing.Any
+) -> RawBinarySource:
+    missing = [name for name in ("sampling_rate", "n_channels") if options.get(name) is None]
+    if missing:
+        raise ValueError(f"{path} has no header; needed to read it as raw binary: {' and '.join(missing)}.")
+    if stream is not None or segment not in (None, 0, "all"):
+        raise ValueError(f"{path} is raw binary; allowed are no stream and segment 0, not {stream!r} and {segment!r}.")
+    return RawBinarySource(path, **options)
+
+
+def neo_format(
+    name: str, description: str = "", locate: Callable[[Path], Path | None] | None = None
+) -> RecordingFormat:
+    """The format that neo's reader *name* reads; told by the suffixes of neo's class where there is no *locate*."""
+
+    def open_neo(path: Path, **options: typing.Any) -> NeoSource:
+        return NeoSource(path, format=name, **options)
+
+    def describe_neo(path: Path, **options: typing.Any) -> tuple[StreamInfo, ...]:
+        return _describe(path, name, **options)
+
+    def by_suffix(path: Path) -> Path | None:
+        suffixes = {f".{suffix.lower()}" for suffix in reader_names()[name].extensions}
+        return path if path.suffix.lower() in suffixes and path.exists() else None
+
+    return RecordingFormat(
+        name=name,
+        description=description or f"neo's reader {name}",
+        locate=locate or by_suffix,
+        open=open_neo,
+        describe=describe_neo,
+        in_folder=name in ("intan", "openephys", "openephysbinary"),
+    )
+
+
+NEO_FORMATS = (
+    RecordingFormat("rawbinary", "samples without a header", _raw_binary, _open_raw_binary, in_search=False),
+    neo_format("blackrock", "Blackrock .ns1 to .ns6", _blackrock),
+    neo_format("intan", "Intan .rhd and .rhs, with the samples in one file or beside it", _intan),
+    neo_format("openephys", "Open Ephys, legacy: a folder of .continuous files", _open_ephys),
+    neo_format("openephysbinary", "Open Ephys, binary: a folder with structure.oebin", _open_ephys_binary),
+    neo_format("spikeglx", "SpikeGLX .bin and .meta", _spikeglx),
+)
+
+
+def guessed_format(path: Path) -> RecordingFormat | None:
+    """The format of the only reader of neo that claims *path* by its suffix; None if there is none, or several."""
+    try:
+        found = import_extra("neo.rawio").get_rawio(path)
+    except ImportError:
+        return None
+    return neo_format(found.__name__.removesuffix("RawIO").lower()) if found else None
+
+
+def named_format(name: str) -> RecordingFormat | None:
+    """The format of neo's reader *name*."""
+    try:
+        return neo_format(name) if name in reader_names() else None
+    except ImportError:
+        return None
+
+
+def _describe(path: Path, format: str, **options: typing.Any) -> tuple[StreamInfo, ...]:
+    import_extra("neo.rawio")
+    reader = open_reader(path, format, options)
+    with faults_of(path):
+        streams, pieces = found_in(reader, format, path)
+    found = []
+    for stream in streams:
+        try:
+            with faults_of(path, stream.name):
+                found.append(_described(reader, format, path, stream, pieces))
+        except (OSError, ValueError) as error:
+            found.append(unreadable(stream.name, error))
+    return tuple(found)
+
+
+def _described(reader: BaseRawIO, format: str, path: Path, stream: Stream, pieces: list[Block]) -> StreamInfo:
+    channels = channels_of(reader, stream)
+    scaling, _ = scaling_of(channels, path, stream.name)
+    segments = []
+    for piece in pieces:
+        n = int(reader.get_signal_size(piece.block, piece.segment, stream.number))
+        runs = runs_of(reader, format, path, stream, piece)
+        gaps = tuple(int(first) for first in runs.firsts[1:])
+        segments.append(SegmentInfo(n, float(runs.times[0]), n / channels.rate, gaps))
+    sample = reader.get_analogsignal_chunk(*pieces[0], 0, 1, stream.number)
+    return StreamInfo(
+        name=stream.name,
+        sampling_rate=channels.rate,
+        labels=tuple(channels.labels.tolist()),
+        dtype=str(sample.dtype),
+        unit=str(scaling["nwb_scaling_unit"]),
+        segments=tuple(segments),
+    )

@@ -1,23 +1,459 @@
-"""Recordings in NWB files (Neurodata Without Borders, HDF5), read in chunks."""
+"""Recordings in NWB files (Neurodata Without Borders, HDF5), read in chunks.
+
+Read with h5py, by the rules of the NWB schema (2.x), and no more of the file than that. pynwb builds an object of
+everything in the file before it gives one series away, and fails where anything else in it is broken.
+
+Time stamps are read in blocks, so that memory does not grow with the length of the recording. They are cut into runs
+without gaps; within a run the samples follow the rate, and each message is placed by the median of its time stamps.
+"""
+
+from __future__ import annotations
 
 import contextlib
+import hashlib
+import itertools
+import math
 import os
 import typing
 from collections.abc import Iterator
 from pathlib import Path
 
+import ezmsg.core as ez
 import numpy as np
+import numpy.typing as npt
 from ezmsg.util.messages.axisarray import AxisArray, AxisBase, LinearAxis
 from ezmsg.util.messages.util import replace
 
-from ..stream.checks import check_number, check_path
-from .extra import import_extra
-from .faults import fault, faults_of
-from .nwbseries import Place, Series, find_series, list_series, read_series
-from .nwbtimes import read_times
+from ..stream.segments import GAP_TOLERANCE
+from ..stream.unit import check_number, check_path
+from .contracts import RecordingFormat, StreamInfo, describe_source, unreadable
+from .reading import Scaling, fault, faults_of, import_extra, one_gain
 
 if typing.TYPE_CHECKING:
     import h5py
+
+_OTHER_NAMESPACES = ("core", "hdmf-common", "hdmf-experimental")
+"""All types of these are known here; those of extensions are looked up in the file."""
+
+
+class Place(typing.NamedTuple):
+    """A dataset, which may be in another file, linked from this one."""
+
+    file: str
+    path: str
+
+    @classmethod
+    def of(cls, dataset: h5py.Dataset) -> Place:
+        """The place of *dataset*."""
+        return cls(dataset.file.filename, dataset.name)
+
+
+class Series(typing.NamedTuple):
+    """An electrical series that a message can be made of."""
+
+    name: str
+    address: str
+    """Its path in the file."""
+
+    object_id: str
+    data: Place
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    rows_per_chunk: int
+    """Samples that the file stores, and compresses, as one."""
+
+    labels: npt.NDArray[np.str_]
+    """One for each channel."""
+
+    scaling: dict[str, object]
+    """How to get from samples to volts, in the words of ezmsg-nwb's attrs."""
+
+    @property
+    def digest(self) -> str:
+        """Tells labels and scaling from all others."""
+        parts = [repr(self.labels.tolist())]
+        for key, value in self.scaling.items():
+            parts.append(f"{key}={np.asarray(value).tolist()!r}")
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def list_series(file: h5py.File, path: Path) -> list[str]:
+    """The addresses of all series.
+
+    Raises:
+        ValueError: It is not an NWB file.
+    """
+    _check_version(file, path)
+    return sorted(addresses[0] for addresses, _ in _Found(file).series)
+
+
+def _check_version(file: h5py.File, path: Path) -> None:
+    if "nwb_version" not in file.attrs and _text(file.attrs.get("neurodata_type")) != "NWBFile":
+        raise fault(path, None, "is an HDF5 file, but not an NWB file of version 2.")
+
+
+def find_series(file: h5py.File, wanted: str | None, path: Path) -> tuple[str, h5py.Group]:
+    """The address and the group of the series that *wanted* names; None: of the only one."""
+    _check_version(file, path)
+    found = _Found(file)
+    listed = sorted(addresses[0] for addresses, _ in found.series)
+    matching = [
+        (addresses[0], group)
+        for addresses, group in found.series
+        if wanted is None or wanted in addresses or wanted in {address.rpartition("/")[2] for address in addresses}
+    ]
+    if len(matching) == 1:
+        if found.dead and wanted is None:
+            ez.logger.warning(f"{path} has links that lead nowhere: {', '.join(sorted(found.dead))}.")
+        return matching[0]
+    if not matching and wanted is not None and any(wanted in (a, a.rpartition("/")[2]) for a in found.events):
+        raise fault(path, wanted, "is a SpikeEventSeries; allowed is an electrical series sampled without breaks.")
+    if not listed:
+        dead = f"; links that lead nowhere: {', '.join(sorted(found.dead))}" if found.dead else ""
+        raise fault(path, None, f"has no electrical series{dead}.")
+    problem = "several electrical series" if matching else f"no electrical series {wanted!r}"
+    raise fault(path, None, f"has {problem}; allowed as series are {', '.join(listed)}.")
+
+
+class _Found:
+    """All electrical series that can be reached from the root of a file, each once."""
+
+    def __init__(self, file: h5py.File) -> None:
+        self._file = file
+        self._catalog: typing.Any = None
+        self._addresses: dict[object, tuple[list[str], h5py.Group]] = {}
+        self.events: list[str] = []
+        self.dead: list[str] = []
+        self._seen: set[object] = set()
+        # Groups that are really there before those that are linked, so that each goes by its own address.
+        linked: list[tuple[str, h5py.Group]] = []
+        self._walk([("", file)], linked)
+        while linked:
+            self._walk([linked.pop()], linked)
+
+    @property
+    def series(self) -> list[tuple[list[str], h5py.Group]]:
+        return list(self._addresses.values())
+
+    def _walk(self, todo: list[tuple[str, h5py.Group]], linked: list[tuple[str, h5py.Group]]) -> None:
+        h5py = import_extra("h5py")
+        while todo:
+            address, group = todo.pop()
+            info = h5py.h5o.get_info(group.id)
+            key = (info.fileno, info.addr)
+            kind = self._kind(group) if address else ""
+            if kind == "ElectricalSeries":
+                self._addresses.setdefault(key, ([], group))[0].append(address)
+                continue
+            if kind == "SpikeEventSeries":
+                self.events.append(address)
+                continue
+            if key in self._seen:
+                continue
+            self._seen.add(key)
+            for name in group:
+                if not address and name == "specifications":
+                    continue
+                is_hard = isinstance(group.get(name, getlink=True), h5py.HardLink)
+                try:
+                    item = group[name]
+                except (KeyError, OSError):
+                    if is_hard:
+                        raise
+                    self.dead.append(f"{address}/{name}")
+                    continue
+                if isinstance(item, h5py.Group):
+                    (todo if is_hard else linked).append((f"{address}/{name}", item))
+
+    def _kind(self, group: h5py.Group) -> str:
+        kind, namespace = (_text(group.attrs.get(name)) for name in ("neurodata_type", "namespace"))
+        if namespace in ("", *_OTHER_NAMESPACES):
+            return kind
+        if self._catalog is None:
+            pynwb = import_extra("pynwb")
+            types = pynwb.get_type_map()
+            pynwb.NWBHDF5IO.load_namespaces(types, file=self._file)
+            self._catalog = types.namespace_catalog
+        for known in ("SpikeEventSeries", "ElectricalSeries"):
+            try:
+                if self._catalog.is_sub_data_type(namespace, kind, known):
+                    return known
+            except (KeyError, ValueError):
+                continue  # the file does not bring the specification along
+        return kind
+
+
+def member(group: h5py.Group, dataset: str, path: Path, name: str) -> h5py.Dataset:
+    """A dataset of a series, which may be in another file."""
+    h5py = import_extra("h5py")
+    try:
+        return group[dataset]
+    except KeyError as error:
+        link = group.get(dataset, getlink=True) if dataset in set(group) else None
+        if not isinstance(link, h5py.ExternalLink):
+            raise
+        raise fault(path, name, f"has its {dataset} in {link.filename!r}, which is not there or damaged.") from error
+
+
+def read_series(group: h5py.Group, address: str, path: Path) -> Series:
+    """What *group* says of its samples and channels, checked."""
+    name = address.rpartition("/")[2]
+    with faults_of(path, name):
+        data = member(group, "data", path, name)
+        shape, dtype = tuple(data.shape or ()), data.dtype
+        if dtype.kind not in "iuf":
+            raise fault(path, name, f"has data of dtype {dtype}; allowed are integers and floats.")
+        if not shape or 0 in shape:
+            raise fault(path, name, f"has no samples (shape {shape}).")
+        n_channels = shape[1] if len(shape) > 1 else 1
+        if "electrodes" not in group:
+            raise fault(path, name, "has no electrodes, so its channels are not known.")
+        electrodes = group["electrodes"]
+        rows = np.asarray(electrodes[()]).reshape(-1)
+        if len(rows) != n_channels:
+            turned = " It may be stored as (channel, time)." if len(shape) > 1 and len(rows) == shape[0] else ""
+            raise fault(
+                path,
+                name,
+                f"has data of shape {shape} and {len(rows)} electrodes; allowed is data of shape (time, channel), with "
+                f"an electrode for each channel.{turned}",
+            )
+        labels = _labels(electrodes, rows, path, name)
+        conversion = group["channel_conversion"] if "channel_conversion" in group else None
+        return Series(
+            name=name,
+            address=address,
+            object_id=_text(group.attrs.get("object_id")),
+            data=Place.of(data),
+            shape=shape,
+            dtype=dtype,
+            rows_per_chunk=data.chunks[0] if data.chunks else 1,
+            labels=labels,
+            scaling=_scaling(data, conversion, n_channels, path, name),
+        )
+
+
+def _labels(electrodes: h5py.Dataset, rows: npt.NDArray[np.integer], path: Path, name: str) -> npt.NDArray[np.str_]:
+    table = electrodes.file[electrodes.attrs["table"]]
+    ids = np.asarray(table["id"][()])
+    if rows.min(initial=0) < 0 or rows.max(initial=-1) >= len(ids):
+        raise fault(path, name, f"has electrodes {rows.min()} to {rows.max()} of a table of {len(ids)}.")
+    if "label" not in table:
+        return np.array([f"ch_{number}" for number in ids[rows]])
+    labels = np.asarray(table["label"][()])
+    if labels.shape != ids.shape:
+        raise fault(path, name, f"has electrodes with labels of shape {labels.shape}; allowed is one for each.")
+    return np.array([each.decode() if isinstance(each, bytes) else str(each) for each in labels[rows]], dtype=str)
+
+
+def _scaling(
+    data: h5py.Dataset, channel_conversion: h5py.Dataset | None, n_channels: int, path: Path, name: str
+) -> dict[str, object]:
+    if channel_conversion is not None and channel_conversion.shape != (n_channels,):
+        raise fault(
+            path, name, f"has a channel_conversion of shape {channel_conversion.shape} for {n_channels} channels."
+        )
+    gain = float(data.attrs.get("conversion", 1.0))
+    offset, unit = float(data.attrs.get("offset", 0.0)), data.attrs.get("unit", "")
+    scaling = Scaling(
+        gain if channel_conversion is None else gain * one_gain(np.asarray(channel_conversion[:], np.float64)),
+        offset,
+        unit.decode() if isinstance(unit, bytes) else str(unit),
+        is_voltage=True,
+    )
+    if not (np.isfinite(scaling.gain).all() and math.isfinite(scaling.offset)):
+        raise fault(
+            path, name, f"has conversion {scaling.gain} and offset {scaling.offset}; allowed are finite numbers."
+        )
+    return scaling.as_attrs()
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode()
+    return value if isinstance(value, str) else ""
+
+
+_BLOCK = 2**19
+"""Time stamps that are read at once."""
+
+_WINDOW = 16
+"""Samples before and after a gap that are compared: a single late time stamp between others is not a gap."""
+
+_SAMPLED = 100_000
+"""Intervals that the period is first estimated from."""
+
+_SHORTEST_RUN = 4
+"""Samples a run has on average; with fewer, time stamps follow no rate."""
+
+Run = tuple[int, int, float]
+"""First sample, the one after the last, and the time of the first."""
+
+
+class RegularTimes(typing.NamedTuple):
+    """A starting time and a rate."""
+
+    start: float
+    rate: float
+
+    place: None = None
+
+    @property
+    def gaps(self) -> list[int]:
+        """No samples have time jump in front of them."""
+        return []
+
+    @property
+    def identity(self) -> str:
+        """What tells these times apart from others, for the identity of the recording."""
+        return f"from {self.start!r} s at {self.rate!r} Hz"
+
+    def runs(self, begin: int, end: int, stamps: object) -> Iterator[Run]:
+        """The samples from *begin* to *end*, which are one run."""
+        # From the sample number each time: adding up gains would drift away from it.
+        yield begin, end, self.start + begin / self.rate
+
+
+class StampedTimes(typing.NamedTuple):
+    """Time stamps, with what was found out about them."""
+
+    place: Place
+    rate: float
+    starts: npt.NDArray[np.int64]
+    """Samples that a run begins with, but for the first one."""
+
+    digest: str
+
+    @property
+    def gaps(self) -> list[int]:
+        """The samples in front of which time jumps."""
+        return self.starts.tolist()
+
+    @property
+    def identity(self) -> str:
+        """What tells these times apart from others, for the identity of the recording."""
+        return f"at time stamps {self.digest}, {self.rate!r} Hz"
+
+    def runs(self, begin: int, end: int, stamps: h5py.Dataset) -> Iterator[Run]:
+        """The runs of regular samples from *begin* to *end*, with the time at which each begins."""
+        values = np.asarray(stamps[begin:end], np.float64)
+        first, last = np.searchsorted(self.starts, [begin, end])
+        inner = [int(start) for start in self.starts[first:last] if begin < start < end]
+        for one, other in itertools.pairwise([begin, *inner, end]):
+            run = values[one - begin : other - begin]
+            yield one, other, float(run[0] + np.median(run - run[0] - np.arange(len(run)) / self.rate))
+
+
+def read_times(group: h5py.Group, n_samples: int, path: Path, name: str) -> RegularTimes | StampedTimes:
+    """The times of the series in *group*.
+
+    Raises:
+        ValueError: A rate or a starting time that is not finite, time stamps that are not finite, that are not as many
+            as the samples, that follow no rate or whose type does not hold it.
+    """
+    with faults_of(path, name):
+        # By iteration: a link that leads nowhere is not "in" its group.
+        names = set(group)
+        if "timestamps" in names:
+            return _stamped(member(group, "timestamps", path, name), n_samples, path, name)
+        if "starting_time" not in names:
+            raise fault(path, name, "has neither a rate nor time stamps.")
+        start = float(group["starting_time"][()])
+        rate = float(group["starting_time"].attrs["rate"])
+        if not 0 < rate < math.inf:
+            raise fault(path, name, f"has a rate of {rate} Hz; allowed is a finite number above 0.")
+        if not math.isfinite(start):
+            raise fault(path, name, f"has a starting time of {start} s; allowed is a finite number.")
+        return RegularTimes(start, rate)
+
+
+def _stamped(stamps: h5py.Dataset, n_samples: int, path: Path, name: str) -> StampedTimes:
+    if stamps.shape != (n_samples,) or stamps.dtype.kind not in "iuf":
+        raise fault(
+            path,
+            name,
+            f"has {n_samples} samples and time stamps of shape {stamps.shape} and dtype {stamps.dtype}; allowed is one "
+            "number for each sample.",
+        )
+    survey = _Survey(stamps, path, name)
+    no_rate = fault(path, name, "has time stamps that follow no rate.")
+    if survey.resolution > GAP_TOLERANCE * survey.mean_period > 0:
+        raise fault(
+            path,
+            name,
+            f"has time stamps in {stamps.dtype}, which go in steps of {survey.resolution:.2g} s there: too coarse for "
+            f"samples {survey.mean_period:.2g} s apart.",
+        )
+    if not survey.period > 0 or survey.jitter > GAP_TOLERANCE * survey.period:
+        raise no_rate
+    starts, covered, n_steps = _gaps(stamps, survey, path, name)
+    if len(starts) and n_samples < _SHORTEST_RUN * (len(starts) + 1):
+        raise no_rate
+    rate = n_steps / covered if covered > 0 else 1 / survey.period
+    return StampedTimes(Place.of(stamps), rate, starts, survey.digest)
+
+
+def _blocks(n: int) -> Iterator[tuple[int, int]]:
+    return ((begin, min(begin + _BLOCK, n)) for begin in range(0, n, _BLOCK))
+
+
+class _Survey:
+    """What one reading of all time stamps tells."""
+
+    def __init__(self, stamps: h5py.Dataset, path: Path, name: str) -> None:
+        n, digest, sampled, largest = len(stamps), hashlib.sha256(), [], 0.0
+        stride = -(-n // _SAMPLED)
+        for begin, end in _blocks(n):
+            stored = np.asarray(stamps[begin : min(end + 1, n)])
+            values = stored.astype(np.float64)
+            if not np.isfinite(values).all():
+                place = begin + int(np.argmin(np.isfinite(values)))
+                raise fault(path, name, f"has a time stamp of {values[place - begin]} s at sample {place}.")
+            digest.update(values[: end - begin].tobytes())
+            # A copy, since a view would keep all intervals.
+            sampled.append(np.diff(values)[::stride].copy())
+            largest = max(largest, float(np.abs(values).max()))
+        intervals = np.concatenate(sampled)
+        self.digest = digest.hexdigest()[:16]
+        self.span = float(stamps[n - 1]) - float(stamps[0])
+        self.mean_period = self.span / (n - 1) if n > 1 else 0.0
+        self.resolution = float(np.spacing(stamps.dtype.type(largest))) if stamps.dtype.kind == "f" else 0.0
+        self.period = float(np.median(intervals)) if len(intervals) else 0.0
+        if self.period > 0:
+            # The median alone is a multiple of the steps that the time stamps go in.
+            near = np.abs(intervals - self.period) < GAP_TOLERANCE * self.period
+            self.period = float(intervals[near].mean())
+        self.jitter = float(np.median(np.abs(intervals - self.period))) if len(intervals) else 0.0
+
+
+def _gaps(stamps: h5py.Dataset, survey: _Survey, path: Path, name: str) -> tuple[npt.NDArray[np.int64], float, int]:
+    """Where runs begin, the seconds that all runs cover, and the number of intervals in them."""
+    n, period = len(stamps), survey.period
+    tolerance = GAP_TOLERANCE * period + 2 * survey.jitter + survey.resolution
+    found, jumps, warned = [], 0.0, False
+    offsets = np.arange(1, _WINDOW + 1)
+    for begin, end in _blocks(n):
+        first, last = max(begin - _WINDOW, 0), min(end + _WINDOW + 1, n)
+        values = np.asarray(stamps[first:last], np.float64)
+        steps = np.diff(values[begin - first : end - first + 1])
+        candidates = np.flatnonzero(np.abs(steps - period) > tolerance) + begin - first
+        if not len(candidates):
+            continue
+        levels = values - values[0] - np.arange(len(values)) * period
+        after = np.median(levels[np.minimum(candidates[:, None] + offsets, len(levels) - 1)], axis=1)
+        before = np.median(levels[np.maximum(candidates[:, None] + 1 - offsets, 0)], axis=1)
+        gaps = candidates[np.abs(after - before) > tolerance]
+        found.append(gaps + first + 1)
+        jumps += float((values[gaps + 1] - values[gaps]).sum())
+        backward = gaps[values[gaps + 1] < values[gaps]]
+        if len(backward) and not warned:
+            warned = True
+            ez.logger.warning(
+                f"{path}: the time stamps of {name} step back at sample {first + int(backward[0]) + 1}; the results "
+                "have the times of the file."
+            )
+    starts = np.concatenate(found).astype(np.int64) if found else np.empty(0, np.int64)
+    return starts, survey.span - jumps, n - 1 - len(starts)
 
 
 LARGEST_FILE_CHUNK = 4
@@ -110,7 +546,7 @@ class NWBSource:
                     axes = {**self._template.axes, "time": time}
                     yield replace(self._template, data=samples[first - begin : last - begin], axes=axes)
 
-    def _dataset(self, stack: contextlib.ExitStack, place: Place) -> "h5py.Dataset":
+    def _dataset(self, stack: contextlib.ExitStack, place: Place) -> h5py.Dataset:
         file = stack.enter_context(_opened(Path(place.file)))
         with faults_of(self.path, self._series.name):
             return file[place.path]
@@ -130,7 +566,7 @@ def series_names(path: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> "Iterator[h5py.File]":
+def _opened(path: Path) -> Iterator[h5py.File]:
     h5py = import_extra("h5py")
     with faults_of(path):
         try:
@@ -172,3 +608,28 @@ def _chunk_length(series: Series, chunk_mb: float) -> int:
     if n >= in_file:
         return n - n % in_file
     return in_file if in_file <= LARGEST_FILE_CHUNK * n else n
+
+
+def _locate(path: Path) -> Path | None:
+    return path if path.suffix.lower() == ".nwb" and path.is_file() else None
+
+
+def _open(
+    path: Path, *, stream: str | None = None, segment: int | str | None = None, **options: typing.Any
+) -> NWBSource:
+    if segment not in (None, 0, "all"):
+        raise ValueError(f"segment is {segment!r}; allowed is 0, since a series of an NWB file is one segment.")
+    return NWBSource(path, stream, **options)
+
+
+def _describe(path: Path) -> tuple[StreamInfo, ...]:
+    found = []
+    for name in series_names(path):
+        try:
+            found.append(describe_source(name, [NWBSource(path, name, chunk_mb=2**-6)]))
+        except (OSError, ValueError) as error:
+            found.append(unreadable(name, error))
+    return tuple(found)
+
+
+NWB_FORMAT = RecordingFormat("nwb", "Neurodata Without Borders, in HDF5", _locate, _open, _describe)

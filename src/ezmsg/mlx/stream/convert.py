@@ -2,22 +2,127 @@
 
 MLX itself answers byte-swapped, structured, object, text, datetime and extended-precision arrays, and the fields
 of packed records, with ``std::bad_cast``; it refuses negative strides, and cannot hand bfloat16 to NumPy at all.
+
+What begins is asynchronous: the device may be some results behind. What ends waits for the device, and copies.
+
+On CUDA a result is first copied to memory of a size of its own. MLX's cache gives the memory of a result to whatever
+needs as much next; a buffer that the host has read lies on the host, and a device that computes in it does so over the
+bus. With a size that nothing else has, the same few buffers are used for results only, and stay on the host: the
+device writes each result once over the bus, and the host reads it at the speed of its own memory.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from types import ModuleType
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeGuard, get_args
 
 import numpy as np
+import numpy.typing as npt
 
-from .device import uses_gpu
-from .hostpages import keep_on_host
-from .integers import is_integer, mlx_to_integers, numpy_to_integers
+from .device import PAGE, gpu_backend, keep_on_host, uses_gpu
 
 if TYPE_CHECKING:
     import mlx.core as mx
+
+# Samples that are rounded at a time, so that they stay in the processor's cache.
+_BLOCK = 1 << 17
+
+
+Rounding: TypeAlias = Literal["truncate", "nearest"]
+"""How a conversion gets to integers: as the array library does it, or to the nearest one, with saturation."""
+
+ROUNDINGS = get_args(Rounding)
+
+
+def is_integer(dtype: str) -> bool:
+    """Whether *dtype* is the name of a type of integers."""
+    return dtype != "bfloat16" and np.dtype(dtype.rstrip("_")).kind in "iu"
+
+
+def numpy_to_integers(data: npt.ArrayLike, dtype: str) -> npt.NDArray[np.integer]:
+    """Round to the nearest integer, to the even one of two, as ``numpy.rint`` does, and saturate.
+
+    Args:
+        data: Real numbers of any dtype, shape, byte order and strides. NaN becomes 0, infinities the ends of the range.
+        dtype: Name of a type of integers.
+
+    Returns:
+        New memory, in C order.
+    """
+    samples, target = np.asarray(data), np.dtype(dtype.rstrip("_"))
+    result = np.empty(samples.shape, target)
+    if samples.dtype.kind == "b" or np.can_cast(samples.dtype, target):
+        np.copyto(result, samples, casting="unsafe")
+        return result
+    source = np.dtype(np.float32) if samples.dtype == np.float16 else samples.dtype.newbyteorder("=")
+    flat, into = np.ascontiguousarray(samples, source).reshape(-1), result.reshape(-1)
+    for start in range(0, flat.size, _BLOCK):
+        _round(flat[start : start + _BLOCK], into[start : start + _BLOCK])
+    return result
+
+
+def _round(x: npt.NDArray, y: npt.NDArray[np.integer]) -> None:
+    """Write *x* to *y* as :func:`numpy_to_integers` does."""
+    least, most, is_exact = _ends(x.dtype, y.dtype)
+    # Looking whether all samples are in range takes a third of the time of clipping them and looking for NaN, with
+    # which both comparisons are false.
+    if np.minimum.reduce(x) >= least and np.maximum.reduce(x) <= most:
+        np.rint(x, out=y, casting="unsafe") if x.dtype.kind == "f" else np.copyto(y, x, casting="unsafe")
+        return
+    if x.dtype.kind != "f":
+        np.copyto(y, np.clip(x, least, most), casting="unsafe")
+        return
+    rounded = np.rint(x)
+    rounded[np.isnan(rounded)] = 0.0
+    # Above the largest value of the source's type that the integers hold, where that is not their largest.
+    above = None if is_exact else rounded > most
+    np.copyto(y, np.clip(rounded, least, most, out=rounded), casting="unsafe")
+    if above is not None:
+        y[above] = np.iinfo(y.dtype).max
+
+
+def mlx_to_integers(data: mx.array, dtype: str) -> mx.array:
+    """As :func:`numpy_to_integers`, of an MLX array on its device; lazy."""
+    import mlx.core as mx
+
+    target = getattr(mx, dtype)
+    # Only MLX's CPU device knows float64.
+    stream = mx.cpu if data.dtype == mx.float64 else None
+    if data.dtype in (mx.bfloat16, mx.float16):
+        data = data.astype(mx.float32)
+    name = str(data.dtype).rpartition(".")[2].rstrip("_")
+    if name == "bool" or np.can_cast(name, dtype):
+        return data.astype(target, stream=stream)
+    least, most, is_exact = _ends(np.dtype(name), np.dtype(dtype))
+    # As arrays of NumPy: MLX takes no integer of Python that int64 does not hold.
+    low, high = (mx.array(np.asarray(end), data.dtype) for end in (least, most))
+    if np.dtype(name).kind != "f":
+        return mx.minimum(mx.maximum(data, low), high).astype(target)
+    rounded = mx.round(data, stream=stream)
+    rounded = mx.where(mx.isnan(rounded, stream=stream), mx.array(0.0, data.dtype), rounded, stream=stream)
+    clipped = mx.minimum(mx.maximum(rounded, low, stream=stream), high, stream=stream)
+    result = clipped.astype(target, stream=stream)
+    if is_exact:
+        return result
+    top = mx.array(np.array(np.iinfo(dtype).max, dtype))
+    return mx.where(mx.greater(rounded, high, stream=stream), top, result, stream=stream)
+
+
+@functools.lru_cache(maxsize=64)
+def _ends(source: np.dtype, target: np.dtype) -> tuple[np.generic, np.generic, bool]:
+    """The least and the largest value of *source* that *target* holds, and whether the latter is that of *target*."""
+    info = np.iinfo(target)
+    if source.kind != "f":
+        own = np.iinfo(source)
+        return source.type(max(own.min, info.min)), source.type(min(own.max, info.max)), True
+    # The least one is 0 or a power of two.
+    most = source.type(info.max)
+    if int(most) > info.max:
+        most = np.nextafter(most, source.type(0))
+    return source.type(info.min), most, int(most) == info.max
+
 
 MLX_DTYPES = (
     "bool_",
@@ -149,7 +254,7 @@ def numpy_to_mlx(data: np.ndarray, dtype: str | None = None, *, rounds: bool = F
         dtype: A name in :data:`MLX_DTYPES`, or None to keep the dtype. float64 becomes float32, as it does in
             ``mlx.core.array``, unless float64 is asked for and the device has it (the CPU).
         rounds: Whether values are rounded to the nearest integer and saturate, where *dtype* is one of integers, as in
-            :func:`~ezmsg.mlx.stream.integers.numpy_to_integers`. Otherwise they are cut off, and wrap.
+            :func:`~ezmsg.mlx.stream.convert.numpy_to_integers`. Otherwise they are cut off, and wrap.
 
     Returns:
         The MLX array, and the narrowing to warn about (like ``"float64 to float32"``; empty if none): one that
@@ -253,3 +358,74 @@ def refuse_real(data: mx.array, dtype: str) -> None:
         raise TypeError(
             f"Data of dtype {data.dtype} cannot be converted to dtype {dtype!r}: it would lose the imaginary part."
         )
+
+
+_PADDING = 4 * PAGE
+"""Bytes behind a result. MLX's cache takes a buffer for what needs up to two pages less."""
+
+
+class Unread(NamedTuple):
+    """A result that the device may still be computing."""
+
+    array: mx.array
+    """Its values in a row, and perhaps others behind them."""
+    shape: tuple[int, ...]
+    dtype: str | None
+    """Of the NumPy array that it is to become; None for that of *array*."""
+    rounds: bool
+
+    @property
+    def nbytes(self) -> int:
+        """The size of *array*."""
+        return self.array.nbytes
+
+    def read(self) -> npt.NDArray:
+        """The result, in memory of its own, as :func:`ezmsg.mlx.stream.convert.mlx_to_numpy` gives it; waits for it.
+
+        In any thread.
+        """
+        import mlx.core as mx
+
+        # By itself, since this wait lets other threads run.
+        mx.eval(self.array)
+        if gpu_backend() == "cuda":
+            keep_on_host(self.array, least=1)
+        values = np.asarray(self.array)[: math.prod(self.shape)].reshape(self.shape)
+        if self.rounds and self.dtype is not None and is_integer(self.dtype) and values.dtype != self.dtype:
+            return numpy_to_integers(values, self.dtype)
+        return np.array(values, dtype=self.dtype)
+
+
+def begin_reading(data: mx.array, dtype: str | None = None, *, rounds: bool = False) -> Unread:
+    """Have the device compute *data* as what is to be read of it, without waiting for it.
+
+    Args:
+        data: Of any shape and dtype. To be called in the thread that made it.
+        dtype: Name of a NumPy dtype, or None to keep the dtype (bfloat16 becomes float32).
+        rounds: As in :func:`ezmsg.mlx.stream.convert.mlx_to_numpy`. What is rounded is so on the device.
+
+    Raises:
+        TypeError: Complex data with a real *dtype*.
+    """
+    import mlx.core as mx
+
+    if dtype is not None:
+        refuse_real(data, dtype)
+    integer = dtype if rounds and dtype in MLX_DTYPES and is_integer(dtype) else None
+    laid_out = _laid_out(data, integer)
+    mx.async_eval(laid_out)
+    return Unread(laid_out, tuple(data.shape), dtype, rounds)
+
+
+def _laid_out(data: mx.array, integer: str | None) -> mx.array:
+    """The values of *data* in a row, as integers of this type; None: as they are."""
+    import mlx.core as mx
+
+    if integer is not None:
+        data = mlx_to_integers(data, integer)
+    elif data.dtype == mx.bfloat16:
+        data = data.astype(mx.float32)
+    flat = data.reshape(-1)
+    if gpu_backend() != "cuda":
+        return flat
+    return mx.concatenate([flat, mx.zeros(_PADDING // flat.itemsize, flat.dtype)])

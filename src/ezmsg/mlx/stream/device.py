@@ -1,8 +1,23 @@
-"""Which device MLX uses, and which backend that device belongs to: asked in one place."""
+"""The device that MLX uses, and memory that the device reads on the host.
+
+MLX's CUDA backend uploads through managed memory: the host writes the buffer, the GPU's first access faults its
+pages over to the device, and the host's next write to the recycled buffer faults them back. For short messages that
+takes longer than the upload itself. With the pages pinned to the host by an advice to the driver, the GPU reads each of
+them once over the bus. Small results that the host reads are the same the other way round. The advice changes where
+pages live, never what they hold, and nothing depends on it.
+"""
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+import ctypes
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import mlx.core as mx
 
 GPU: TypeAlias = Literal["cuda", "metal"]
 """The backends of MLX that compute on a GPU."""
@@ -30,3 +45,59 @@ def uses_gpu() -> bool:
 def has_gpu_allocator() -> bool:
     """Whether MLX's buffer cache is that of a GPU's allocator, which lets one buffer through past the limit."""
     return gpu_backend() is not None
+
+
+PAGE = 16 * 1024
+"""Size in bytes that MLX's CUDA allocator rounds to. Below, it takes powers of two, so that all above half of it get as
+much. Smaller buffers share a page with others."""
+
+# From cuda.h: CUmem_advise and the device number of the host.
+_SET_PREFERRED_LOCATION = 3
+_SET_ACCESSED_BY = 5
+_HOST = -1
+_FIRST_DEVICE = 0
+
+_MOST_ADVISED = 1024
+_advised: dict[int, int] = {}
+
+
+@functools.cache
+def _advise() -> Callable[[int, int, int, int], int] | None:
+    """The driver's ``cuMemAdvise``; None where MLX runs without CUDA, or its driver is not to be found."""
+    if gpu_backend() != "cuda":
+        return None
+    try:
+        function = ctypes.CDLL("libcuda.so.1").cuMemAdvise
+    except (OSError, AttributeError):
+        return None
+    function.argtypes = [ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int, ctypes.c_int]
+    function.restype = ctypes.c_int
+    return function
+
+
+def keep_on_host(array: mx.array, least: int = PAGE // 2 + 1) -> mx.array:
+    """Advise the driver to leave the memory of *array* on the host, and let the GPU read and write it there.
+
+    Args:
+        array: One that MLX has just copied from host memory and the device has not used, or one that has been read on
+            the host.
+        least: Size in bytes from which on arrays are worth it. By default, those with pages of their own.
+
+    Returns:
+        *array*. Without CUDA, and for smaller ones, nothing is done.
+    """
+    advise = _advise()
+    if advise is None or array.nbytes < max(least, 1):
+        return array
+    address = np.asarray(array).__array_interface__["data"][0]
+    # As much as MLX has allocated: the driver refuses a range that goes on behind it.
+    n_bytes = array.nbytes
+    size = -(-n_bytes // PAGE) * PAGE if n_bytes >= PAGE else 1 << (n_bytes - 1).bit_length()
+    # MLX recycles its buffers, so the same few addresses come again, and each keeps its advice.
+    if _advised.get(address, 0) < size:
+        if len(_advised) >= _MOST_ADVISED:
+            _advised.clear()
+        _advised[address] = size
+        advise(address, size, _SET_PREFERRED_LOCATION, _HOST)
+        advise(address, size, _SET_ACCESSED_BY, _FIRST_DEVICE)
+    return array

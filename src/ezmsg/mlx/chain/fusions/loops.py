@@ -1,7 +1,7 @@
 """Loops over NumPy arrays that give what MLX gives on its CPU device, up to the rounding of the compiler.
 
-MLX adds float32 up in order, where NumPy adds in pairs, and so do they. Sums of many rows or columns go side by side, so that none
-waits for its own last addition.
+MLX adds float32 up in order, where NumPy adds in pairs, and so do they. Sums of many rows or columns go side by
+side, so that none waits for its own last addition.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from ezmsg.sigproc.downsample import DownsampleTransformer
 from ezmsg.util.messages.axisarray import AxisArray, AxisBase, LinearAxis
 
 from ...stream.device import uses_gpu
-from ...stream.fusible import Array, Axes, FusedStage, Step, fusion_of
+from ...stream.fusible import Advance, Array, Axes, FusedStage, fusion_of
 from .loops import bin_means
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class FusedBins(FusedStage[BinnedAggregateTransformer]):
         (room, _), start = arrays, self._room - n_open if self._uses_gpu else 0
         state.carry = room[start : start + n_open] if n_open else None
 
-    def advance(self, n_samples: int, counts: BinCounts) -> Step:
+    def advance(self, n_samples: int, counts: BinCounts) -> Advance:
         """See :class:`FusedStage`."""
         # As :class:`BinSchedule` does, which takes NumPy and ten times as long for the few bins of a message.
         n_done, n_open = counts
@@ -88,7 +88,7 @@ class FusedBins(FusedStage[BinnedAggregateTransformer]):
             ends.append(end)
         n_left = work - ends[-1] if ends else work
         variant = tuple(ends), n_open == 0 and n_left == 0 and bool(ends)
-        return Step(variant, len(ends), (n_done + len(ends), n_left))
+        return Advance(variant, len(ends), (n_done + len(ends), n_left))
 
     def relabel(self, axes: Axes, n_samples: int, counts: BinCounts) -> Axes:
         """See :class:`FusedStage`."""
@@ -210,13 +210,13 @@ class FusedDownsample(FusedStage[DownsampleTransformer]):
         """See :class:`FusedStage`."""
         self.transformer.state.s_idx = counts
 
-    def advance(self, n_samples: int, counts: int) -> Step:
+    def advance(self, n_samples: int, counts: int) -> Advance:
         """See :class:`FusedStage`."""
         q = self.transformer.state.q
         n_kept = max(-(-(n_samples - -counts % q) // q), 0)
         if n_samples > 0:
             counts = (counts + n_samples - 1) % q + 1
-        return Step((n_samples, n_kept), n_kept, counts)
+        return Advance((n_samples, n_kept), n_kept, counts)
 
     def relabel(self, axes: Axes, n_samples: int, counts: int) -> Axes:
         """See :class:`FusedStage`."""

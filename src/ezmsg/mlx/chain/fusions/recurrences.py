@@ -13,24 +13,23 @@ from ...butterworthfilter import ButterworthFilterTransformer
 from ...cheby import ChebyshevFilterTransformer
 from ...detrend import DetrendTransformer
 from ...ewma import EWMATransformer
-from ...filter import FilterTransformer
-from ...filterbydesign import FilterByDesign
+from ...filter import FilterByDesign, FilterTransformer
 from ...kernels import Recurrence, default_path, kernel
 from ...scaler import AdaptiveStandardScalerTransformer
 from ...stream.device import uses_gpu
-from ...stream.fusible import Array, FusedStage, Step, fusion_of
+from ...stream.fusible import Advance, Array, FusedStage, fusion_of
 from . import hostkernels
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
 
-Coefficients: TypeAlias = float | npt.NDArray[np.float64]
+KernelCoefficients: TypeAlias = float | npt.NDArray[np.float64]
 """``alpha`` of averages and z-scores, sections of filters."""
 
 
 def _run(
-    recurrence: Recurrence, x: Array, coefficients: Coefficients, zi: Array, axis: int, sizes: tuple[int, ...]
+    recurrence: Recurrence, x: Array, coefficients: KernelCoefficients, zi: Array, axis: int, sizes: tuple[int, ...]
 ) -> tuple[Array, Array]:
     """The kernel of *recurrence*, for arrays of either library."""
     run = kernel(recurrence, default_path()).run
@@ -74,14 +73,14 @@ class FusedAverage(FusedStage[EWMATransformer]):
         state = self.transformer.state
         (state.zi,), state.n_seen = arrays, counts
 
-    def advance(self, n_samples: int, counts: int) -> Step | None:
+    def advance(self, n_samples: int, counts: int) -> Advance | None:
         """See :class:`FusedStage`."""
         if not self._accumulates:
-            return Step(None, n_samples, counts)
+            return Advance(None, n_samples, counts)
         counts += n_samples
         # The transformer itself looks whether the weights have settled.
         is_left = counts >= self.transformer.state.next_weight_check
-        return None if is_left else Step(None, n_samples, counts)
+        return None if is_left else Advance(None, n_samples, counts)
 
     def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
         """See :class:`FusedStage`."""
@@ -137,9 +136,9 @@ class FusedScores(FusedStage[AdaptiveStandardScalerTransformer]):
         state = self.transformer.state
         (state.zi,), state.n_seen = arrays, counts
 
-    def advance(self, n_samples: int, counts: int) -> Step:
+    def advance(self, n_samples: int, counts: int) -> Advance:
         """See :class:`FusedStage`."""
-        return Step(None, n_samples, counts + n_samples if self._accumulates else counts)
+        return Advance(None, n_samples, counts + n_samples if self._accumulates else counts)
 
     def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
         """See :class:`FusedStage`."""

@@ -9,9 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..layout import LARGEST_SAMPLE
-from .compiled import compiled
-from .memory import Samples, computed
-from .weights import common_weight, get_pairs, pair_at, put_pair, tables
+from .compiled import Samples, common_weight, compiled, computed, get_pairs, pair_at, put_pair, tables
 
 _LARGEST = np.float32(LARGEST_SAMPLE)
 _NOTHING = np.float32(np.nan)

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..layout import LARGEST_SAMPLE
-from .compiled import compiled
-from .memory import Samples, computed
+from .compiled import Samples, compiled, computed
 
 BLOCK = 4096
 """Samples that go through all sections together: 32 KiB of float64, which the caches next to the core hold."""

@@ -3,7 +3,7 @@
 A block takes a tile of samples and up to 32 channels. Each thread has consecutive samples of one channel, in registers
 or, of a longer message, in shared memory. It runs the recurrence over them from a zero state, and learns from the
 threads before it what the true state was; the first thread of a channel learns it from the tiles before, as
-:mod:`ezmsg.mlx.kernels.cuda.lookback` says. Whatever the length, each sample is read and written once.
+:mod:`ezmsg.mlx.kernels.cuda.kernel` says. Whatever the length, each sample is read and written once.
 
 Computed on the deviation from the average before the message, in float32; the state, and what links the tiles, in
 float64 (a few operations a tile and channel).
@@ -18,11 +18,8 @@ import mlx.core as mx
 import numpy as np
 
 from ...scan import chunked_scan
-from ..layout import time_back, time_first
-from ..tables import decays_and_gains
-from .kernel import Launch, cuda_kernel, launch_of
-from .lookback import LONG_INPUTS, nothing_told
-from .samples import LANES, SAMPLES, THREADS, TILE, blocks
+from ..layout import decays_and_gains, time_back, time_first
+from .kernel import LANES, LONG_INPUTS, SAMPLES, THREADS, TILE, Launch, blocks, cuda_kernel, launch_of, nothing_told
 
 LONE_SAMPLES = 32
 """Samples of one thread in a message that is one block along time."""

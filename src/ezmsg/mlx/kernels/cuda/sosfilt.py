@@ -3,7 +3,7 @@
 A short message is one block for a few channels: a thread keeps 16 consecutive samples of one channel in registers, runs
 a section over them from a zero state, learns from the threads before it what the true state was, runs it again, and
 goes on to the next section. In a longer one a block takes a tile of samples to shared memory, runs two sections at
-once over it, learns what the state before it was as :mod:`ezmsg.mlx.kernels.cuda.lookback` says, and goes on to the
+once over it, learns what the state before it was as :mod:`ezmsg.mlx.kernels.cuda.kernel` says, and goes on to the
 next two. Each sample is read and written once (twice where an odd section is left over).
 
 float64, since scipy's state needs it where a pole is next to 1. A data-centre GPU has half as many float64 units as
@@ -22,9 +22,7 @@ import numpy.typing as npt
 from ...scan import chunked_scan
 from ..layout import time_back, time_first
 from .ewma import grid_size
-from .kernel import Launch, cuda_kernel, launch_of
-from .lookback import LONG_INPUTS, nothing_told
-from .samples import LANES, SAMPLES, THREADS, TILE, blocks
+from .kernel import LANES, LONG_INPUTS, SAMPLES, THREADS, TILE, Launch, blocks, cuda_kernel, launch_of, nothing_told
 
 LONE_SAMPLES = 16
 """Samples that one thread keeps in registers in a message that is one block along time."""

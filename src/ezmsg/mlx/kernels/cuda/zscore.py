@@ -13,12 +13,9 @@ import mlx.core as mx
 import numpy as np
 
 from ...scan import chunked_scan
-from ..layout import buffer_length, time_back, time_first
-from ..tables import decays_and_gains
+from ..layout import buffer_length, decays_and_gains, time_back, time_first
 from .ewma import LONE_SAMPLES, LONE_THREADS, LONE_TILE
-from .kernel import Launch, cuda_kernel, launch_of
-from .lookback import LONG_INPUTS, nothing_told
-from .samples import LANES, SAMPLES, THREADS, TILE, blocks
+from .kernel import LANES, LONG_INPUTS, SAMPLES, THREADS, TILE, Launch, blocks, cuda_kernel, launch_of, nothing_told
 
 
 @functools.lru_cache(maxsize=128)

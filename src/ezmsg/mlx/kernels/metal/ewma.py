@@ -8,8 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...scan import chunked_scan
-from ..layout import buffer_length, time_back, time_first
-from ..tables import decays_and_gains
+from ..layout import buffer_length, decays_and_gains, time_back, time_first
 from .kernel import SAMPLES, THREADS, TILE, Launch, launch_of, metal_kernel, threadgroups
 
 DECAYS = 4

@@ -9,8 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...scan import chunked_scan
-from ..layout import LARGEST_SAMPLE, two_sum
-from ..tables import decays_and_gains
+from ..layout import LARGEST_SAMPLE, decays_and_gains, two_sum
 
 
 def split_state(zi: mx.array, alpha: float, axis: int) -> tuple[mx.array, mx.array]:

@@ -1,0 +1,473 @@
+"""The options of the command, and the errors that end it with one sentence."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import functools
+import importlib
+import inspect
+import math
+import os
+import re
+import sys
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+if typing.TYPE_CHECKING:
+    from ..offline import RecordingSource, ZarrSink
+    from ..stream.unit import Stages
+
+DONE = 0
+SOME_FAILED = 1
+USAGE = 2
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+"""What a shell makes of a program that SIGPIPE has ended."""
+
+
+class UsageError(Exception):
+    """What an option asks for cannot be had.
+
+    Args:
+        option: The option, as it is written.
+        text: What is wrong.
+    """
+
+    def __init__(self, option: str, text: str) -> None:
+        super().__init__(text)
+        self.option = option
+
+
+RecordingOptions: typing.TypeAlias = dict[str, typing.Any]
+"""What was given of them, as keyword arguments of :func:`ezmsg.mlx.offline.open_recording`."""
+
+
+class _Argument(argparse.Action):
+    """``NAME=VALUE`` into a dictionary, with the value as Python reads it, or else as text."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, options: argparse.Namespace, text: object, option: str | None = None
+    ) -> None:
+        name, equals, value = str(text).partition("=")
+        if not equals or not name.isidentifier():
+            parser.error(f"argument {option}: it is {text!r}; allowed is NAME=VALUE")
+        known = getattr(options, self.dest) or {}
+        setattr(options, self.dest, {**known, name.replace("-", "_"): _value(value)})
+
+
+def _value(text: str) -> object:
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text
+
+
+def add_recording_options(parser: argparse.ArgumentParser, *, of_streams: bool = True) -> None:
+    """Add them to *parser*; *of_streams*: those that choose a part of a recording, too."""
+    group = parser.add_argument_group("how recordings are read")
+    text = "of the recordings, for example spikeglx or nwb [told by the names of files]"
+    group.add_argument("--format", metavar="NAME", help=text)
+    if of_streams:
+        group.add_argument("--stream", metavar="NAME", help="which signal of a recording [the only one]")
+        text = "which segment, from 0, or all of them one after the other [the only one]"
+        group.add_argument("--segment", type=_segment, metavar="N|all", help=text)
+    text = "an argument of the source, for example sampling_rate=30000 and n_channels=384 of raw binary"
+    group.add_argument("--source", action=_Argument, metavar="NAME=VALUE", help=text)
+
+
+def _segment(text: str) -> int | str:
+    if text != "all" and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f'it is {text!r}; allowed are an integer >= 0 and "all"')
+    return text if text == "all" else int(text)
+
+
+def recording_options(options: argparse.Namespace) -> RecordingOptions:
+    """What was given."""
+    found = {name: getattr(options, name, None) for name in ("format", "stream", "segment")}
+    return {**{name: value for name, value in found.items() if value is not None}, **(options.source or {})}
+
+
+ResultOptions: typing.TypeAlias = Mapping[str, typing.Any]
+"""What was given of them, as keyword arguments of :class:`ezmsg.mlx.ZarrSink`; the compressor by its name."""
+
+CODECS = {"lz4": 5, "zstd": 5}
+"""Those of Blosc, with the levels that they have where none is given."""
+
+DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32")
+
+
+def add_result_options(parser: argparse.ArgumentParser, taken: Collection[str]) -> None:
+    """Add them to *parser*, but for those whose names are *taken* by parameters of the chain."""
+    group = parser.add_argument_group("how results are kept")
+    add = group.add_argument
+    text = "that of the installed Zarr, none, lz4 or zstd, these with a level from 1 to 9, as in zstd:1 [default]"
+    add("--compressor", type=_compressor, default="default", metavar="NAME[:LEVEL]", help=text)
+    if "dtype" not in taken:
+        text = "integers are rounded to the nearest one and saturate [as the chain gives them]"
+        add("--dtype", choices=DTYPES, help=text)
+    add("--chunk-mb", type=_positive, metavar="MB", help="size of the rows of a chunk, in MiB [4]")
+    add("--chunk-samples", type=_count, metavar="N", help="rows of a chunk instead")
+    add("--chunk-channels", type=_count, metavar="N", help="channels of a chunk [all]")
+
+
+def result_options(options: argparse.Namespace, taken: Collection[str]) -> ResultOptions:
+    """What was given."""
+    names = {"compressor", "dtype", "chunk_mb", "chunk_samples", "chunk_channels"}.difference(taken)
+    return {name: value for name in sorted(names) if (value := getattr(options, name)) is not None}
+
+
+def sink_options(given: ResultOptions) -> dict[str, typing.Any]:
+    """The same with a codec as the compressor."""
+    name, _, level = given.get("compressor", "default").partition(":")
+    if name in CODECS:
+        from ..offline.reading import import_extra
+
+        numcodecs = import_extra("numcodecs")
+        # Bits: smaller than with bytes, and zstd takes less time.
+        codec = numcodecs.Blosc(cname=name, clevel=int(level or CODECS[name]), shuffle=numcodecs.Blosc.BITSHUFFLE)
+    else:
+        codec = None if name == "none" else name
+    return {**given, "compressor": codec}
+
+
+def _compressor(text: str) -> str:
+    name, colon, level = text.partition(":")
+    if (name in CODECS and (not colon or level in list("123456789"))) or text in ("default", "none"):
+        return text
+    raise argparse.ArgumentTypeError(
+        f"it is {text!r}; allowed are default, none, lz4 and zstd, the last two with a level from 1 to 9 (zstd:1)"
+    )
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"it is {text!r}; allowed is a finite number > 0")
+    return value
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"it is {text!r}; allowed is an integer >= 1")
+    return int(text)
+
+
+FORM = 'the name of a ready chain (see --list-chains) or "module:function"'
+
+
+@dataclass(frozen=True)
+class ChainChoice:
+    """A chain by its name, so that each process that runs it can build it."""
+
+    name: str
+    """Of a ready chain, or ``module:function``."""
+
+    parameters: Mapping[str, float | int | str | bool]
+    """Those of a ready chain that were given."""
+
+    def factory(self) -> Callable[[], Stages]:
+        """What builds the chain.
+
+        Raises:
+            ValueError: There is no such chain; the message says what is wrong with the name.
+        """
+        if ":" in self.name:
+            return _own(self.name)
+        return functools.partial(_ready(self.name), **self.parameters)
+
+    def __str__(self) -> str:
+        return " ".join([self.name, *(f"{name}={value}" for name, value in self.parameters.items())])
+
+
+def _ready(name: str) -> Callable[..., Stages]:
+    from ..chains import READY
+
+    if name not in READY:
+        raise ValueError(f'it is {name!r}; allowed are {", ".join(READY)} and "module:function"')
+    return READY[name]
+
+
+def _own(name: str) -> Callable[[], Stages]:
+    module_name, _, function_name = name.partition(":")
+    # As "python -m" does, since a module of the user's is usually where the command is called.
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever the user's module does
+        raise ValueError(f"module {module_name!r} cannot be imported ({type(error).__name__}: {error})") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise ValueError(f"module {module_name!r} has no function {function_name!r}")
+    return function
+
+
+def add_parameters(parser: argparse.ArgumentParser, chain: str) -> list[str]:
+    """Add an option for each parameter of a ready chain; their names.
+
+    Raises:
+        ValueError: There is no such chain.
+    """
+    if ":" in chain:
+        return []
+    function = _ready(chain)
+    group = parser.add_argument_group(f"of the chain {chain}")
+    types, texts = typing.get_type_hints(function, localns={"ChainTransformer": object}), _texts(function)
+    parameters = inspect.signature(function).parameters
+    for name, parameter in parameters.items():
+        kind, option = types[name], f"--{name.replace('_', '-')}"
+        text = f"{texts[name]} [{parameter.default}]".replace("%", "%%")
+        if kind is bool:
+            group.add_argument(option, action=argparse.BooleanOptionalAction, default=None, help=text)
+        elif typing.get_origin(kind) is typing.Literal:
+            group.add_argument(option, choices=typing.get_args(kind), help=text)
+        else:
+            metavar = "N" if kind is int else "X"
+            group.add_argument(option, type=kind, metavar=metavar, help=text)
+    return list(parameters)
+
+
+def _texts(function: Callable[..., object]) -> dict[str, str]:
+    """What the docstring says of each argument, in one line."""
+    part = inspect.cleandoc(function.__doc__ or "").partition("Args:\n")[2].partition("\n\n")[0]
+    return {name: " ".join(text.split()) for name, text in re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", part, re.M)}
+
+
+def described() -> dict[str, str]:
+    """The ready chains, and what each does in one sentence."""
+    from ..chains import READY
+
+    return {name: inspect.cleandoc(function.__doc__ or "").partition("\n")[0] for name, function in READY.items()}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A recording and where its results go."""
+
+    recording: str
+    results: str
+    options: Mapping[str, typing.Any]
+    """How it is read: keyword arguments of :func:`ezmsg.mlx.offline.open_recording`."""
+
+    kept: ResultOptions = field(default_factory=dict)
+    """How its results are kept."""
+
+    def sink(self, path: str | os.PathLike | None = None) -> ZarrSink:
+        """What writes its results, to *path* instead if that is given."""
+        from ..offline import ZarrSink
+
+        return ZarrSink(path or self.results, **sink_options(self.kept))
+
+    def open(self) -> RecordingSource:
+        """The recording as a source."""
+        from ..offline import open_recording
+
+        return open_recording(self.recording, **self.options)
+
+
+def find_jobs(
+    given: Iterable[str],
+    output: Path,
+    options: Mapping[str, typing.Any],
+    kept: ResultOptions = MappingProxyType({}),
+) -> list[Job]:
+    """The recordings that are given, and those in folders that are, by name.
+
+    The results of a recording in a folder below the one that is given go into a folder of the same name.
+
+    Raises:
+        UsageError: One is not there, a folder has none, or two have results of one name.
+    """
+    places: dict[Path, Path] = {}
+    for text in given:
+        for recording in _found(Path(text), options.get("format")):
+            place = output.absolute() / _name(recording, Path(text))
+            if places.setdefault(place, recording) != recording:
+                both = f"{str(places[place])!r} and {str(recording)!r}"
+                raise UsageError("RECORDING", f"{both} have one name, and so would their results")
+    return [Job(os.path.abspath(recording), str(place), options, kept) for place, recording in places.items()]
+
+
+def _found(path: Path, format: str | None) -> list[Path]:
+    from ..offline import find_recordings
+
+    if not path.exists():
+        raise UsageError("RECORDING", f"there is no {str(path)!r}")
+    if not path.is_dir():
+        return [path]
+    try:
+        recordings = find_recordings(path, format)
+    except ValueError as error:
+        raise UsageError("--format", str(error)) from error
+    if not recordings:
+        raise UsageError("RECORDING", f"{str(path)!r} has no recordings of a format that is known")
+    return recordings
+
+
+def _name(recording: Path, given: Path) -> Path:
+    """Of the results, in the folder of all results."""
+    name = recording.name if recording.is_dir() else recording.stem
+    below = Path() if recording == given or given.is_file() else recording.relative_to(given).parent
+    return below / f"{name or 'results'}.zarr"
+
+
+DESCRIPTION = """\
+Run a chain over recordings, into Zarr groups.
+
+Started again after Ctrl-C or a crash, it goes on where it was, and leaves complete results alone.
+"""
+
+EPILOG = """\
+exit status:
+  0    all results are complete
+  1    some recordings failed; the others are complete
+  2    wrong usage, or a scheduler that does not answer; nothing was done
+  130  interrupted by Ctrl-C; the same command goes on
+
+On a terminal there is a progress bar, elsewhere a line of JSON for each event.
+"""
+
+
+class Options(typing.NamedTuple):
+    """What is asked for."""
+
+    jobs: list[Job]
+    chain: ChainChoice
+    output: Path
+    workers: int | None
+    scheduler: str | None
+    margin: float | typing.Literal["exact"] | None
+    tolerance: float
+    checkpoint_seconds: float
+    dry_run: bool
+    json: bool
+
+
+def parse(prog: str, arguments: list[str]) -> Options:
+    """The options of the command *prog*.
+
+    Raises:
+        SystemExit: They are wrong, or ask for help or a list.
+    """
+    parser = _parser(prog)
+    # First of all, since a chain has options of its own.
+    first = argparse.ArgumentParser(prog, add_help=False, allow_abbrev=False, exit_on_error=False)
+    first.add_argument("--chain")
+    first.add_argument("--list-chains", action="store_true")
+    with contextlib.suppress(argparse.ArgumentError):
+        early, _ = first.parse_known_args(arguments)
+        if early.list_chains:
+            print("\n".join(f"{name}: {text}" for name, text in described().items()))
+            parser.exit(0)
+    names: list[str] = []
+    try:
+        names = add_parameters(parser, early.chain) if early.chain else []
+        add_result_options(parser, names)
+    except ValueError as error:
+        parser.error(f"argument --chain: {error}")
+    options = parser.parse_args(arguments)
+    if options.workers and options.scheduler:
+        parser.error("argument --workers: not allowed with --scheduler, whose cluster has its own workers")
+    parameters = {name: value for name in names if (value := getattr(options, name)) is not None}
+    chain = ChainChoice(options.chain, parameters)
+    try:
+        factory = chain.factory()
+    except ValueError as error:
+        parser.error(f"argument --chain: {error}")
+    try:
+        # Wrong parameters show now, and not in each recording.
+        factory()
+    except Exception as error:  # whatever a function of the user's raises
+        name = next((name for name in names if str(error).startswith(f"{name} ")), "chain")
+        kind = "" if isinstance(error, (ImportError, ValueError)) else f"{type(error).__name__}: "
+        parser.error(f"argument --{name.replace('_', '-')}: {kind}{error}")
+    try:
+        kept = result_options(options, names)
+        jobs = find_jobs(options.recordings, options.output, recording_options(options), kept)
+    except UsageError as error:
+        parser.error(f"argument {error.option}: {error}")
+    return Options(
+        jobs=jobs,
+        chain=chain,
+        output=options.output,
+        workers=options.workers,
+        scheduler=options.scheduler,
+        margin=options.margin,
+        tolerance=options.tolerance,
+        checkpoint_seconds=options.checkpoint,
+        dry_run=options.dry_run,
+        json=options.json,
+    )
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog,
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("recordings", nargs="+", metavar="RECORDING", help="recordings, or folders of them")
+    add("--chain", required=True, metavar="CHAIN", help=f"what to run: {FORM}")
+    add("--list-chains", action="store_true", help="list the ready chains; --chain NAME --help tells their options")
+    add("--output", required=True, type=_folder, metavar="FOLDER", help="where results go, as NAME.zarr")
+    add("--workers", type=_count, metavar="N", help="run on N processes of this machine [1: in this process]")
+    add("--scheduler", metavar="ADDRESS", help="run on the Dask cluster of this scheduler, whose workers see the files")
+    text = (
+        'seconds that a worker begins a piece earlier, or "exact" for recordings in one piece [follows from the chain]'
+    )
+    add("--margin", type=_margin, metavar="S", help=text)
+    text = "what results of pieces may differ by from those of one run, as a share of the largest [1e-6]"
+    add("--tolerance", type=_tolerance, default=1e-6, metavar="X", help=text)
+    add("--checkpoint", type=_seconds, default=60.0, metavar="S", help='every S seconds, or "inf" for never [60]')
+    add("--dry-run", action="store_true", help="say how long it will take and how large results are; write nothing")
+    add("--json", action="store_true", help="lines of JSON on a terminal, too")
+    add_recording_options(parser)
+    return parser
+
+
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if (value := float(text)) > 0:
+            return value
+    raise argparse.ArgumentTypeError(f'it is {text!r}; allowed are a number > 0 and "inf"')
+
+
+def _tolerance(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < (value := float(text)) < math.inf:
+            return value
+    raise argparse.ArgumentTypeError(f"it is {text!r}; allowed is a finite number > 0")
+
+
+def _margin(text: str) -> float | str:
+    with contextlib.suppress(ValueError):
+        if text == "exact" or 0 <= float(text) < math.inf:
+            return text if text == "exact" else float(text)
+    raise argparse.ArgumentTypeError(f'it is {text!r}; allowed are a finite number >= 0 and "exact"')
+
+
+def _folder(text: str) -> Path:
+    path = Path(text)
+    above = nearest(path)
+    if not above.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be a folder, since {str(above)!r} is a file")
+    if not os.access(above, os.W_OK):
+        raise argparse.ArgumentTypeError(f"cannot write into {text!r}: no permission in {str(above)!r}")
+    return path
+
+
+def nearest(path: Path) -> Path:
+    """*path*, or the nearest folder above it that is there."""
+    path = Path(os.path.abspath(path))
+    return next(parent for parent in (path, *path.parents) if parent.exists())

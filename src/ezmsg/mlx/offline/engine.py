@@ -1,0 +1,469 @@
+"""Run a chain over one recording in this process: read ahead, compute, write behind, and save states.
+
+Computing stays in the thread that calls, since MLX's streams belong to threads. What is written, and kept of a state,
+stays in order: a state that is kept never counts on results that are not written yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import typing
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+
+import ezmsg.core as ez
+import numpy as np
+from ezmsg.baseproc import resolve_stream_dim
+from ezmsg.util.messages.axisarray import AxisArray
+from ezmsg.util.messages.util import replace
+
+from ..asarray import AsArrayTransformer
+from ..chain import BaseChainTransformer
+from ..rechunk import RechunkSettings, RechunkTransformer
+from ..stream.convert import is_integer, is_mlx_array, mlx_to_numpy
+from ..stream.device import uses_gpu
+from ..stream.unit import Output, Stage, Stages, flush_steps, run_steps, steps_of
+from . import checkpoint
+from .checkpoint import pack, unpack
+from .contracts import RecordingSource, ResultSink
+
+MOST_AHEAD = 2
+"""Chunks of a recording that are read ahead."""
+
+MOST_BEHIND = 8 * 2**20
+"""Bytes of results that wait to be written; one message may be larger."""
+
+MOST_UNREAD = 3
+"""Messages whose results a GPU computes, or has computed, before they are read."""
+
+MOST_UNREAD_BYTES = 64 * 2**20
+"""Bytes of their results; one message may be larger."""
+
+ItemT = typing.TypeVar("ItemT")
+
+BehindT = typing.TypeVar("BehindT", bound="_Behind")
+
+
+class _Waiting(typing.Generic[ItemT]):
+    """Items between two threads.
+
+    Args:
+        has_room: Whether another item may be put to the number and the bytes of those that wait.
+    """
+
+    def __init__(self, has_room: Callable[[int, int], bool]) -> None:
+        self._has_room = has_room
+        self._items: deque[tuple[ItemT, int]] = deque()
+        self._n_bytes = 0
+        self._changed = threading.Condition()
+        self._is_closed = False
+
+    def put(self, item: ItemT, n_bytes: int = 0) -> bool:
+        """Wait for room, and put an item; whether it was: not once this is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or self._has_room(len(self._items), self._n_bytes))
+            if self._is_closed:
+                return False
+            self._items.append((item, n_bytes))
+            self._n_bytes += n_bytes
+            self._changed.notify_all()
+            return True
+
+    def first(self) -> ItemT | None:
+        """Wait for an item, the first one; None once this is closed and nothing waits any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or bool(self._items))
+            return self._items[0][0] if self._items else None
+
+    def drop_first(self) -> None:
+        """Make room for another."""
+        with self._changed:
+            _, n_bytes = self._items.popleft()
+            self._n_bytes -= n_bytes
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let nothing be put any more."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+
+@contextlib.contextmanager
+def read_ahead(messages: Iterator[AxisArray], most: int = MOST_AHEAD) -> Iterator[Iterator[AxisArray]]:
+    """*messages*, which are taken and closed in another thread, up to *most* before they are asked for.
+
+    What taking them raises is raised where they are asked for. The thread ends with the ``with`` block.
+    """
+    waiting: _Waiting[AxisArray] = _Waiting(lambda n, n_bytes: n < most)
+    errors: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            for message in messages:
+                if is_mlx_array(message.data):
+                    # Lazy data can be evaluated in the thread that made it only.
+                    import mlx.core as mx
+
+                    mx.eval(message.data)
+                if not waiting.put(message):
+                    break
+        except BaseException as error:  # to be raised in the other thread
+            errors.append(error)
+        finally:
+            if isinstance(messages, typing.Generator):
+                messages.close()
+            waiting.close()
+
+    def taken() -> Iterator[AxisArray]:
+        while (message := waiting.first()) is not None:
+            waiting.drop_first()
+            yield message
+        if errors:
+            raise errors[0]
+
+    thread = threading.Thread(target=read, name="reading", daemon=True)
+    thread.start()
+    try:
+        yield taken()
+    finally:
+        waiting.close()
+        thread.join()
+
+
+class _Behind:
+    """Does things in a thread of its own, in order.
+
+    What they raise is raised by the next call, and nothing is done after it. What waits when the ``with`` block ends is
+    done before, also after an error in the block.
+
+    Args:
+        name: Of the thread.
+        has_room: See :class:`_Waiting`.
+    """
+
+    def __init__(self, name: str, has_room: Callable[[int, int], bool]) -> None:
+        self._waiting: _Waiting[Callable[[], None]] = _Waiting(has_room)
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+
+    def __enter__(self: BehindT) -> BehindT:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        self._waiting.close()
+        self._thread.join()
+        if error is None:
+            self._check()
+
+    def _put(self, action: Callable[[], None], n_bytes: int = 0) -> None:
+        self._check()
+        self._waiting.put(action, n_bytes)
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _work(self) -> None:
+        while (action := self._waiting.first()) is not None:
+            if self._error is None:
+                try:
+                    action()
+                except BaseException as error:  # to be raised in the other thread
+                    self._error = error
+            self._waiting.drop_first()
+            del action
+
+
+class WriteBehind(_Behind):
+    """Has a sink take results and states in another thread, in order.
+
+    Args:
+        sink: It is open, and is not used by others before the ``with`` block has ended.
+        most: Bytes of results that wait.
+    """
+
+    def __init__(self, sink: ResultSink, most: int = MOST_BEHIND) -> None:
+        # One item may be larger than what is allowed.
+        super().__init__("writing", lambda n, n_bytes: not n or n_bytes < most)
+        self._sink = sink
+
+    def append(self, message: AxisArray) -> None:
+        """Have the sink take results, of which a copy is made."""
+        self._check()
+        # Here, since only the thread that made an MLX array can evaluate it.
+        data = mlx_to_numpy(message.data) if is_mlx_array(message.data) else np.array(message.data)
+        self.take(replace(message, data=data))
+
+    def take(self, message: AxisArray) -> None:
+        """Have the sink take results in NumPy's memory that nobody else writes to."""
+        self._put(lambda: self._sink.append(message), message.data.nbytes)
+
+    def checkpoint(self, state: bytes) -> None:
+        """Have the sink keep a state, once all results so far are written."""
+        self._put(lambda: self._sink.checkpoint(state))
+
+
+class ReadBehind(_Behind):
+    """Reads results from a GPU in another thread, in order, while the device computes the next ones.
+
+    A state goes the same way, so that it comes behind the results that it counts on.
+
+    Args:
+        behind: What takes what was read. It is open longer than this.
+        conversion: Says what the results become.
+    """
+
+    def __init__(self, behind: WriteBehind, conversion: AsArrayTransformer) -> None:
+        super().__init__("reading back", lambda n, n_bytes: not n or (n < MOST_UNREAD and n_bytes < MOST_UNREAD_BYTES))
+        self._behind = behind
+        settings = conversion.settings
+        self._dtype, self._rounds = settings.dtype, settings.rounding == "nearest"
+        self._conversion = conversion
+
+    @staticmethod
+    def takes_over(step: object) -> bool:
+        """Whether *step* is a conversion to NumPy that can be done here: the log says nothing of what is cut off."""
+        if type(step) is not AsArrayTransformer or step.settings.backend != "numpy":
+            return False
+        dtype = step.settings.dtype
+        return dtype is None or step.settings.rounding == "nearest" or not is_integer(dtype)
+
+    def append(self, message: AxisArray) -> None:
+        """Have results read; waits where the device is too far behind."""
+        self._check()
+        if not is_mlx_array(message.data):
+            converted = self._conversion(message)
+            self._take(replace(converted, data=np.array(converted.data)))
+            return
+        from ..stream.convert import begin_reading
+
+        # Here, since only the thread that made an MLX array can begin to evaluate it.
+        unread = begin_reading(message.data, self._dtype, rounds=self._rounds)
+        # Without the data, whose memory the device can use again.
+        empty = replace(message, data=np.empty((0,) * message.data.ndim))
+        self._put(lambda: self._behind.take(replace(empty, data=unread.read())), unread.nbytes)
+
+    def _take(self, message: AxisArray) -> None:
+        self._put(lambda: self._behind.take(message), message.data.nbytes)
+
+    def checkpoint(self, state: bytes) -> None:
+        """Have a state kept, once all results so far are."""
+        self._put(lambda: self._behind.checkpoint(state))
+
+
+class _ResumableStep:
+    """A step that may go on from a saved state, and that names whoever gives it something else than a message."""
+
+    def __init__(self, step: Stage, giver: str) -> None:
+        self.step = step
+        self.giver = giver
+        self._made = checkpoint.as_made(step)
+        self.saved: bytes | None = None
+        """State to go on from, until the first message with samples has come."""
+
+    def __call__(self, message: AxisArray) -> Output:
+        check_type(message, self.giver)
+        if self.saved is None:
+            return self.step(message)
+        if 0 in message.data.shape:
+            # Not yet: a step without samples may not know enough to take its state, nor have anything to say.
+            return None
+        saved, self.saved = self.saved, None
+        return checkpoint.call_restored(self.step, saved, message)
+
+    @property
+    def flush(self) -> Callable[[], Sequence[AxisArray]] | None:
+        flush = getattr(self.step, "flush", None)
+        if callable(flush) and self.saved is not None:
+            checkpoint.restore(self.step, self.saved)
+            self.saved = None
+        return flush
+
+    def save(self) -> bytes | None:
+        return self.saved or checkpoint.save(self.step, self._made)
+
+
+class ResumableChain:
+    """Steps in a row, with their states.
+
+    Args:
+        steps: All of them.
+        leaves_last: Whether the last one, which has no state, is left to the caller.
+    """
+
+    def __init__(self, steps: list[Stage], leaves_last: bool = False) -> None:
+        givers = ["the source", *(checkpoint.description(step).partition("(")[0] for step in steps)]
+        self.steps = [_ResumableStep(step, giver) for step, giver in zip(steps, givers, strict=False)]
+        self._run = self.steps[:-1] if leaves_last else self.steps
+        self._last_giver = givers[len(self._run)]
+
+    def process(self, message: AxisArray) -> Iterator[AxisArray]:
+        """The results of the next message."""
+        return self._checked(run_steps(self._run, message))
+
+    def flush(self) -> Iterator[AxisArray]:
+        """The rest, once there are no more messages."""
+        return self._checked(flush_steps(self._run))
+
+    def _checked(self, results: Iterator[AxisArray]) -> Iterator[AxisArray]:
+        for result in results:
+            check_type(result, self._last_giver)
+            yield result
+
+    def save(self, done: int) -> bytes:
+        """The state after *done* samples.
+
+        Raises:
+            CannotSave: A step has a state that cannot be saved.
+        """
+        for step in self.steps:
+            checkpoint.check_savable(step.step)
+        return pack((done, [step.save() for step in self.steps]))
+
+    def restore(self, saved: bytes) -> int:
+        """Go on from a state that was saved; the number of samples done then.
+
+        Raises:
+            ValueError: *saved* is not one of this chain. The steps are as they were.
+        """
+        done, states = typing.cast(tuple[int, list[bytes | None]], unpack(saved))
+        if not isinstance(done, int) or len(states) != len(self.steps):
+            raise ValueError("it is not one of this chain")
+        for step, state in zip(self.steps, states, strict=True):
+            if state is not None:
+                checkpoint.check(step.step, state)
+        for step, state in zip(self.steps, states, strict=True):
+            step.saved = state
+        return done
+
+
+def check_type(message: object, giver: str) -> None:
+    """TypeError unless *message*, which *giver* gave, is one."""
+    if not isinstance(message, AxisArray):
+        raise TypeError(f"Messages are of type AxisArray, but {giver} gave a {type(message).__name__}.")
+
+
+@dataclass(frozen=True)
+class ProcessedRecording:
+    """What :func:`process_recording` did."""
+
+    n_samples: int
+    """Length of the recording in samples."""
+
+    first_sample: int
+    """The sample that this run began at: 0, or the place of a checkpoint; ``n_samples`` if there was nothing to do.
+    With several workers, how many samples were there already."""
+
+    n_pieces: int = 1
+    """Into how many pieces the recording was cut."""
+
+    largest_difference: float | None = None
+    """What the results of neighbouring pieces differ by in front of their seam, at most, as a share of the largest
+    result of the channel; None where there is no seam, or the results were there."""
+
+
+def process_in_order(
+    source: RecordingSource,
+    chain_factory: Callable[[], Stages],
+    sink: ResultSink,
+    rechunk: RechunkSettings | None,
+    checkpoint_seconds: float,
+) -> Generator[int, None, ProcessedRecording]:
+    """See :func:`ezmsg.mlx.process_recording`; after each chunk it yields the number of samples that are done."""
+    every = float(checkpoint_seconds) * float(source.sampling_rate)
+    steps = chain_of(chain_factory, rechunk)
+    recipe = recipe_of(source, steps)
+    conversion = _left_conversion(steps)
+    chain = ResumableChain(steps, leaves_last=conversion is steps[-1])
+    try:
+        opened = sink.open(recipe, f"{recipe}\n{checkpoint.environment()}")
+        if opened.is_complete:
+            ez.logger.info(f"Results are there already: {source.identity}")
+            return ProcessedRecording(source.n_samples, source.n_samples)
+        first = done = saved_at = _resumed(chain, sink, opened.checkpoint, source.identity)
+        with contextlib.ExitStack() as stack:
+            behind: WriteBehind | ReadBehind
+            behind = writing = stack.enter_context(WriteBehind(sink))
+            if conversion is not None:
+                behind = stack.enter_context(ReadBehind(writing, conversion))
+            messages = stack.enter_context(read_ahead(source.read(first)))
+            for message in messages:
+                for result in chain.process(message):
+                    behind.append(result)
+                done += message.data.shape[message.get_axis_idx(resolve_stream_dim(message))]
+                yield done
+                if done - saved_at >= every and done < source.n_samples:
+                    saved_at = done
+                    try:
+                        state = chain.save(done)
+                    except checkpoint.CannotSave as error:
+                        reason = f"{error} ({source.identity})"
+                        ez.logger.info(f"No checkpoints, an interrupted run will start over: {reason}.")
+                        every = math.inf
+                    else:
+                        behind.checkpoint(state)
+            if done != source.n_samples:
+                raise ValueError(f"{source.identity} has {source.n_samples} samples, but {done} were read.")
+            for result in chain.flush():
+                behind.append(result)
+        sink.commit()
+        return ProcessedRecording(source.n_samples, first)
+    finally:
+        sink.close()
+
+
+def _left_conversion(steps: list[Stage]) -> AsArrayTransformer | None:
+    """The conversion of results to NumPy, if they come from a GPU and can be read in another thread.
+
+    It is the last step, or the last stage of the last step, which leaves it to the caller from now on.
+    """
+    last = steps[-1]
+    found = list(last.stages.values())[-1] if isinstance(last, BaseChainTransformer) else last
+    if not (ReadBehind.takes_over(found) and _has_gpu()):
+        return None
+    if isinstance(last, BaseChainTransformer) and not last.leave_last():
+        return None
+    return typing.cast(AsArrayTransformer, found)
+
+
+def _has_gpu() -> bool:
+    try:
+        return uses_gpu()
+    except ImportError:  # a chain without MLX, where it is not installed
+        return False
+
+
+def _resumed(chain: ResumableChain, sink: ResultSink, saved: bytes | None, recording: str) -> int:
+    """The sample to go on at, with the chain in the state that it had there."""
+    if saved is None:
+        return 0
+    try:
+        done = chain.restore(saved)
+    except ValueError as error:
+        ez.logger.info(f"The last checkpoint cannot be used ({error}); starting over with {recording}.")
+        sink.restart()
+        return 0
+    ez.logger.info(f"Going on at sample {done} of {recording}.")
+    return done
+
+
+def recipe_of(source: RecordingSource, steps: list[Stage]) -> str:
+    """The recording and the settings of the chain, as text whose first line is the recording."""
+    return "\n".join([source.identity, *map(checkpoint.description, steps)])
+
+
+def chain_of(chain_factory: Callable[[], Stages], rechunk: RechunkSettings | None) -> list[Stage]:
+    """The chain with what cuts the recording in front.
+
+    Raises:
+        TypeError: *chain_factory* is not a callable, or builds no chain.
+    """
+    if not callable(chain_factory):
+        raise TypeError(f"chain_factory is {chain_factory!r}; allowed is a callable that builds a chain.")
+    steps = steps_of(chain_factory(), "what chain_factory returned")
+    return steps if rechunk is None else [typing.cast(Stage, RechunkTransformer(rechunk)), *steps]

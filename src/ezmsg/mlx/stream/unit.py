@@ -1,0 +1,296 @@
+"""Parts that all units share: checks, settings, publishing, and running several in a row.
+
+Those have the same fields, so whoever changes from ezmsg-sigproc to this package may go on building them, or classes
+derived from them. They are built anew as settings of this package, which checks them. Without that, ezmsg would take a
+settings object of another class for the value of the first field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+import os
+import typing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard, TypeVar, cast
+
+import ezmsg.core as ez
+import numpy as np
+from ezmsg.baseproc import (
+    BaseStatefulTransformer,
+    BaseTransformer,
+    BaseTransformerUnit,
+    CompositeProcessor,
+    profile_subpub,
+    suppress_axis_deprecation,
+)
+from ezmsg.util.messages.axisarray import AxisArray
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+
+def is_real(value: object) -> TypeGuard[float]:
+    """Whether *value* is a real number; bool does not count as one."""
+    return isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
+
+
+def as_float(value: float) -> float:
+    """A real number as a float; infinity for an integer that no float can hold."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def check_number(name: str, value: float, *, zero: bool = False, infinite: bool = False) -> float:
+    """A number in any unit as a Python float.
+
+    Args:
+        name: What the caller calls *value*, for the error.
+        value: A number greater than 0.
+        zero: Whether 0 is allowed, too.
+        infinite: Whether infinity is allowed, too.
+
+    Returns:
+        *value*, so that arithmetic with it is that of float64, whatever scalar was given.
+
+    Raises:
+        TypeError: *value* is not a real number; bool does not count as one.
+        ValueError: It is NaN, or not in the range.
+    """
+    error = f"{name} is {value!r}; allowed is a {'' if infinite else 'finite '}number {'>=' if zero else '>'} 0."
+    if not is_real(value):
+        raise TypeError(error)
+    number = as_float(value)
+    if not (number > 0 or (zero and number == 0)) or (number == math.inf and not infinite):
+        raise ValueError(error)
+    return number
+
+
+def check_count(name: str, value: int, smallest: int = 1) -> int:
+    """A count as a Python integer.
+
+    Args:
+        name: What the caller calls *value*, for the error.
+        value: An integer of *smallest* or more.
+        smallest: The smallest one that is allowed.
+
+    Raises:
+        TypeError: *value* is not an integer; bool does not count as one.
+        ValueError: It is smaller than *smallest*.
+    """
+    error = f"{name} is {value!r}; allowed is an integer >= {smallest}."
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
+        raise TypeError(error)
+    if value < smallest:
+        raise ValueError(error)
+    return int(value)
+
+
+def check_path(name: str, value: str | os.PathLike[str]) -> None:
+    """Check the path of a file or folder.
+
+    Raises:
+        TypeError: *value* is neither text nor a path.
+    """
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"{name} is {value!r}; allowed is a path.")
+
+
+def check_fields(settings: object, *, flags: tuple[str, ...] = (), names: tuple[str, ...] = ()) -> None:
+    """Check the fields of settings that are switches or names.
+
+    Args:
+        settings: Settings that are being built.
+        flags: Fields that are True or False.
+        names: Fields that are None or text.
+
+    Raises:
+        TypeError: A field is something else.
+    """
+    for field in flags:
+        if not isinstance(value := getattr(settings, field), (bool, np.bool_)):
+            raise TypeError(f"{field} is {value!r}; allowed are True and False.")
+    for field in names:
+        if not isinstance(value := getattr(settings, field), (str, type(None))):
+            raise TypeError(f"{field} is {value!r}; allowed are None and a name.")
+
+
+def check_message(message: AxisArray, taker: object) -> None:
+    """Refuse what is not a message.
+
+    To be called only if the type of *message* is not exactly AxisArray, so that the usual one costs a comparison.
+
+    Raises:
+        TypeError: *message* is not an AxisArray; the error names the class of *taker*.
+    """
+    if not isinstance(message, AxisArray):
+        raise TypeError(f"{type(taker).__name__} takes an AxisArray as its message, got a {type(message).__name__}.")
+
+
+def check_mlx(x: mx.array, zi: mx.array | None) -> None:
+    """Check the arrays that a function of MLX arrays is given.
+
+    Raises:
+        TypeError: *x* or *zi* is not an MLX array; *zi* may be None.
+    """
+    import mlx.core as mx
+
+    if not isinstance(x, mx.array):
+        raise TypeError(f"x is a {type(x).__name__}; allowed is an MLX array.")
+    if zi is not None and not isinstance(zi, mx.array):
+        raise TypeError(f"zi is a {type(zi).__name__}; allowed are an MLX array and None.")
+
+
+SettingsT = TypeVar("SettingsT", bound=ez.Settings)
+
+if TYPE_CHECKING:
+    from ezmsg.baseproc import BaseProcessor
+    from ezmsg.util.messages.axisarray import AxisArray
+
+    class _Transformer:
+        """What the mixin for transformers calls of the classes behind it."""
+
+        def __init__(self, *args: object, settings: ez.Settings | None = None, **kwargs: object) -> None: ...
+        def update_settings(self, new_settings: ez.Settings | None = None, **kwargs: object) -> None: ...
+
+    _Unit = ez.Unit
+else:
+    _Transformer = _Unit = object
+
+
+def own_settings(kind: type[SettingsT], given: ez.Settings) -> SettingsT:
+    """*given* as settings of class *kind*: itself if it is one, else one with the same values.
+
+    Args:
+        kind: A class of settings that extends one of ezmsg-sigproc.
+        given: Settings of that class of ezmsg-sigproc or of one derived from it, whose further fields are left out, as
+            there; or settings with exactly the fields of *kind*.
+
+    Raises:
+        TypeError: *given* is none of these.
+        As *kind*, if it does not allow a value.
+    """
+    if isinstance(given, kind):
+        return given
+    names = {field.name for field in dataclasses.fields(kind)}
+    extended = next((base for base in kind.__mro__ if base.__module__.startswith("ezmsg.sigproc.")), kind)
+    if not isinstance(given, extended) and (
+        not isinstance(given, ez.Settings) or {field.name for field in dataclasses.fields(given)} != names
+    ):
+        raise TypeError(f"settings is {given!r}; allowed is {kind.__module__}.{kind.__name__}.")
+    # Warned about when *given* was built.
+    with suppress_axis_deprecation():
+        return kind(**{name: getattr(given, name) for name in names if hasattr(given, name)})
+
+
+def _taken(
+    kind: type[ez.Settings], args: tuple[object, ...], settings: ez.Settings | None
+) -> tuple[tuple[object, ...], ez.Settings | None]:
+    if settings is None and args and isinstance(args[0], ez.Settings):
+        settings, args = args[0], args[1:]
+    return args, settings if settings is None else own_settings(kind, settings)
+
+
+class TransformerTakesSettings(_Transformer):
+    """A transformer that takes ezmsg-sigproc's settings for its own; to be named first among the bases."""
+
+    def __init__(self, *args: object, settings: ez.Settings | None = None, **kwargs: object) -> None:
+        args, settings = _taken(self._settings_class(), args, settings)
+        super().__init__(*args, settings=settings, **kwargs)
+
+    def _settings_class(self) -> type[ez.Settings]:
+        return cast("BaseProcessor[ez.Settings, AxisArray, AxisArray]", self).get_settings_type()
+
+    def update_settings(self, new_settings: ez.Settings | None = None, **kwargs: object) -> None:
+        """Take other settings, of this package or of ezmsg-sigproc's class for them."""
+        if new_settings is not None:
+            new_settings = own_settings(self._settings_class(), new_settings)
+        super().update_settings(new_settings, **kwargs)
+
+
+class UnitTakesSettings(_Unit):
+    """A unit that takes ezmsg-sigproc's settings for its own; to be named first among the bases."""
+
+    # Component declares the None that an instance begins with, and no class of settings.
+    SETTINGS: type[ez.Settings]  # type: ignore[assignment]
+
+    def __init__(self, *args: object, settings: ez.Settings | None = None, **kwargs: object) -> None:
+        args, settings = _taken(type(self).SETTINGS, args, settings)
+        super().__init__(*args, settings=settings, **kwargs)
+
+    def apply_settings(self, settings: ez.Settings) -> None:
+        """Take other settings, of this package or of ezmsg-sigproc's class for them."""
+        super().apply_settings(own_settings(type(self).SETTINGS, settings))
+
+
+OutputT = typing.TypeVar("OutputT")
+TransformerT = typing.TypeVar("TransformerT", bound=BaseTransformer | BaseStatefulTransformer | CompositeProcessor)
+
+
+class PublishesEach(BaseTransformerUnit[SettingsT, AxisArray, OutputT, TransformerT]):
+    """A unit that publishes what its transformer makes of a message one after the other."""
+
+    @ez.subscriber(BaseTransformerUnit.INPUT_SIGNAL)
+    @ez.publisher(BaseTransformerUnit.OUTPUT_SIGNAL)
+    @profile_subpub(trace_oldest=False)
+    async def on_signal(self, message: AxisArray) -> typing.AsyncGenerator:
+        """Publish each result of *message*."""
+        for result in self._results(message, await self.processor.__acall__(message)):
+            yield self.OUTPUT_SIGNAL, result
+
+    def _results(self, message: AxisArray, output: OutputT) -> Iterable[AxisArray]:
+        """The messages to publish of what the transformer has returned, which is a list unless this is overridden."""
+        return typing.cast("list[AxisArray]", output)
+
+
+Output: TypeAlias = AxisArray | Sequence[AxisArray] | None
+"""What a step returns: a message, several in a list or tuple, or None where it has nothing to say yet."""
+
+Stage: TypeAlias = Callable[[AxisArray], Output]
+"""A transformer that is called bare, or any other callable of this form."""
+
+Stages: TypeAlias = Stage | Sequence[Stage]
+"""One step, or several that are applied in order."""
+
+
+def steps_of(chain: Stages, name: str = "chain") -> list[Stage]:
+    """The steps of *chain* as a list; for the error, the caller calls it *name*.
+
+    Raises:
+        TypeError: There is no step, or one that cannot be called.
+    """
+    steps = list(chain) if isinstance(chain, Sequence) else [chain]
+    if not steps or not all(map(callable, steps)):
+        raise TypeError(f"{name} is {chain!r}; allowed is a callable or a sequence of one or more callables.")
+    return steps
+
+
+def run_steps(steps: Sequence[Stage], message: AxisArray, first: int = 0) -> Iterator[AxisArray]:
+    """The results of a message that goes into step number *first*.
+
+    A step that returns a list or tuple has its messages fed on one by one; None ends the message there.
+    """
+    for number in range(first, len(steps)):
+        # Under the same name, so that nothing keeps the input alive: MLX then computes in place.
+        output = message = steps[number](message)  # type: ignore[assignment]
+        if output is None:
+            return
+        if isinstance(output, (list, tuple)):
+            del message
+            for piece in output:
+                yield from run_steps(steps, piece, number + 1)
+            return
+        del output
+    yield message
+
+
+def flush_steps(steps: Sequence[Stage]) -> Iterator[AxisArray]:
+    """The results of what the steps still hold, once there are no more messages: each one's ``flush``, in order."""
+    for number, step in enumerate(steps):
+        flush = getattr(step, "flush", None)
+        if callable(flush):
+            for piece in flush():
+                yield from run_steps(steps, piece, number + 1)
