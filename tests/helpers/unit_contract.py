@@ -35,6 +35,9 @@ class Subject:
     namesake: ez.Settings | None = None
     """The same settings as an object of the class that ezmsg-sigproc has for them, if it has one."""
 
+    changes: frozenset[str] = frozenset()
+    """What is another than that of the input by what the unit is for: ``dims``, ``ch``, ``key``, ``gain``."""
+
 
 def message(data: np.ndarray | mx.array, first: int = 0) -> AxisArray:
     """Samples from number *first* on, of three channels."""
@@ -99,9 +102,14 @@ def called_bare_it_leaves_its_input_alone_and_keeps_what_is_known_of_it(subject:
             np.testing.assert_array_equal(np.array(given.data), before[0])
             assert (given.axes, given.attrs) == before[1:]
             for result in results:
-                assert result.dims == given.dims and result.key == "amp" and result.attrs["unit"] == "uV"
-                assert result.axes["ch"] is given.axes["ch"]
-                assert result.axes["time"].gain == 1 / FS
+                kept = {
+                    "dims": result.dims == given.dims,
+                    "key": result.key == "amp",
+                    "ch": result.axes.get("ch") is given.axes["ch"],
+                    "gain": result.axes["time"].gain == 1 / FS,
+                }
+                assert {name for name, is_kept in kept.items() if not is_kept} == subject.changes
+                assert result.attrs["unit"] == "uV"
 
 
 @case

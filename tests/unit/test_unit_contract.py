@@ -10,6 +10,7 @@ import ezmsg.sigproc.ewma
 import ezmsg.sigproc.filter
 import ezmsg.sigproc.math.pow
 import ezmsg.sigproc.scaler
+import numpy as np
 import pytest
 
 mx = pytest.importorskip("mlx.core")
@@ -85,6 +86,20 @@ SUBJECTS = [
         package.Pow,
         package.PowSettings(exponent=2.0),
         ezmsg.sigproc.math.pow.PowSettings(exponent=2.0),
+    ),
+    Subject(
+        "mlx.LinearRegressor",
+        package.LinearRegressorTransformer,
+        package.LinearRegressor,
+        package.LinearRegressorSettings(np.eye(3)[:, :2], labels=("x", "y"), key="decoded"),
+        changes=frozenset({"ch", "key"}),
+    ),
+    Subject(
+        "mlx.RefitKalmanFilter",
+        package.RefitKalmanFilterTransformer,
+        package.RefitKalmanFilter,
+        package.RefitKalmanFilterSettings(0.9 * np.eye(2), np.eye(2), np.ones((3, 2)), np.eye(3)),
+        changes=frozenset({"dims", "ch", "key"}),
     ),
     Subject("mlx.ReadLate", package.ReadLateTransformer, package.ReadLate, package.ReadLateSettings(depth=0)),
     Subject("mlx.Rechunk", package.RechunkTransformer, package.Rechunk, package.RechunkSettings(sizes=(200,))),

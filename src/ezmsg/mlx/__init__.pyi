@@ -32,6 +32,9 @@ from .ewma import EWMAUnit as EWMAUnit
 from .filter import Filter as Filter
 from .filter import FilterSettings as FilterSettings
 from .filter import FilterTransformer as FilterTransformer
+from .linear_regressor import LinearRegressor as LinearRegressor
+from .linear_regressor import LinearRegressorSettings as LinearRegressorSettings
+from .linear_regressor import LinearRegressorTransformer as LinearRegressorTransformer
 from .memory import MEMORY_METRICS as MEMORY_METRICS
 from .memory import MemoryMonitor as MemoryMonitor
 from .memory import MemoryMonitorProducer as MemoryMonitorProducer
@@ -73,6 +76,9 @@ from .readlate import ReadLateTransformer as ReadLateTransformer
 from .rechunk import Rechunk as Rechunk
 from .rechunk import RechunkSettings as RechunkSettings
 from .rechunk import RechunkTransformer as RechunkTransformer
+from .refit_kalman import RefitKalmanFilter as RefitKalmanFilter
+from .refit_kalman import RefitKalmanFilterSettings as RefitKalmanFilterSettings
+from .refit_kalman import RefitKalmanFilterTransformer as RefitKalmanFilterTransformer
 from .scaler import AdaptiveStandardScaler as AdaptiveStandardScaler
 from .scaler import AdaptiveStandardScalerSettings as AdaptiveStandardScalerSettings
 from .scaler import AdaptiveStandardScalerTransformer as AdaptiveStandardScalerTransformer

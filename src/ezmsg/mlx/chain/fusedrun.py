@@ -179,8 +179,11 @@ class FusedRun(abc.ABC):
             for number, stage in enumerate(self.stages)
             if any(does := (type(stage).advance is not FusedStage.advance, _relabels(stage)))
         ]
-        self._dims, self._stream_dim = list(result.dims), result.stream_dim
-        self._renames = self._dims != list(message.dims) or self._stream_dim != message.stream_dim
+        self._dims, self._names = list(result.dims), {"stream_dim": result.stream_dim, "key": result.key}
+        self._renames = self._dims != list(message.dims) or self._names != {
+            "stream_dim": message.stream_dim,
+            "key": message.key,
+        }
         self._shape, self._result_axis = tuple(result.data.shape), result.get_axis_idx(self._likeness.dim)
         self._dtype = ends.exit.settings.dtype if ends.exit is not None else None
         self._rounds = ends.exit is not None and ends.exit.settings.rounding == "nearest"
@@ -214,7 +217,7 @@ class FusedRun(abc.ABC):
         ahead = self._steps_ahead(n_samples, steps.counts)
         data, arrays = self._finish(begun)
         if self._renames:
-            result = replace(message, data=data, axes=axes, dims=list(self._dims), stream_dim=self._stream_dim)
+            result = replace(message, data=data, axes=axes, dims=list(self._dims), **self._names)
         else:
             result = replace(message, data=data, axes=axes)
         self._resident = Resident(arrays, steps.counts, ahead)
