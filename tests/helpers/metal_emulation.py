@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import hashlib
 import math
+import os
 import pathlib
 import re
 import shutil
@@ -61,6 +62,12 @@ class Options:
 
     flags: tuple[str, ...] = DEFAULT_FLAGS
     """For the compiler."""
+
+    device: str = os.environ.get("EZMSG_MLX_METAL", "cpu")
+    """``"cpu"``, where threads run one after the other; ``"cuda"``, a GPU; ``"both"``, which compares them."""
+
+    cuda_flag: str = "-fmad=false"
+    """For the compiler of CUDA: nothing is contracted but what says so."""
 
 
 options = Options()
@@ -114,6 +121,7 @@ class Parameter:
 
     type: str
     is_const: bool
+    is_reference: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,13 +140,13 @@ class Launch:
         signature = re.search(rf"\[\[kernel\]\] void {self.name}\((.*?)\) \{{", self.text, re.DOTALL)
         found = []
         for line in signature[1].split(",\n"):
-            match = re.fullmatch(r"\s*(const )?(device|constant|)\s*(\w+)[*&]?\s+(\w+) \[\[.*\]\]", line)
-            found.append(Parameter(match[4], match[2], match[3], bool(match[1])))
+            match = re.fullmatch(r"\s*(const )?(device|constant|)\s*(\w+)([*&]?)\s+(\w+) \[\[.*\]\]", line)
+            found.append(Parameter(match[5], match[2], match[3], bool(match[1]), match[4] == "&"))
         return found
 
     @functools.cached_property
-    def cpp(self) -> str:
-        """The text as C++: but for its template parameters, which become constants, it is as it was."""
+    def with_constants(self) -> str:
+        """The text with constants in the place of template parameters."""
         text = self.text
         if template := re.search(r"template <([^>]*)>\n(?=\[\[kernel\]\])", text):
             instance = re.search(r"\ntemplate \[\[host_name.*", text)
@@ -149,15 +157,21 @@ class Launch:
                 for (kind, name), value in zip(kinds, values, strict=True)
             ]
             text = text[: instance.start()].replace(template[0], "".join(constants))
+        return text
+
+    @functools.cached_property
+    def cpp(self) -> str:
+        """The text as C++: but for its template parameters, it is as it was."""
         index, arguments = 0, []
         for parameter in self.parameters:
             if parameter.space:
-                arguments.append(f"({'const ' * parameter.is_const}{parameter.type}*)call.buffers[{index}]")
+                pointer = f"({'const ' * parameter.is_const}{parameter.type}*)call.buffers[{index}]"
+                arguments.append("*" * parameter.is_reference + pointer)
                 index += 1
             else:
                 arguments.append(f"emulation::position().{parameter.name}")
         return (
-            f"{text}\n"
+            f"{self.with_constants}\n"
             "extern const char __start_threadgroup_memory[] __attribute__((weak));\n"
             "extern const char __stop_threadgroup_memory[] __attribute__((weak));\n"
             'extern "C" const char* group_memory() { return __start_threadgroup_memory; }\n'
@@ -165,6 +179,21 @@ class Launch:
             'extern "C" __attribute__((no_sanitize("thread"))) void body(const emulation::Call& call) {\n'
             f"{self.name}({', '.join(arguments)});\n}}\n"
         )
+
+    def buffers(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """What the kernel is given to read: *inputs*, and the shapes of those whose shape it asks for."""
+        given, buffers = iter(inputs), []
+        last = None
+        for parameter in self.parameters:
+            if not (parameter.space and parameter.is_const):
+                continue
+            if last is not None and parameter.name.endswith("_shape"):
+                buffers.append(np.array(last.shape, np.int32))
+            else:
+                last = next(given)
+                buffers.append(last)
+            assert buffers[-1].dtype == DTYPES[parameter.type], parameter
+        return buffers
 
 
 def launch_of(exported: bytes) -> Launch:
@@ -244,19 +273,20 @@ class _Call(ctypes.Structure):
 
 
 def run(launch: Launch, inputs: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
-    """Run *launch*; AssertionError tells what a thread did that it must not."""
+    """Run *launch* where the options say; AssertionError tells what it did that it must not."""
+    if options.device == "cpu":
+        return run_emulated(launch, inputs, results)
+    from . import metal_cuda
+
+    return {"cuda": metal_cuda.run, "both": metal_cuda.run_both}[options.device](launch, inputs, results)
+
+
+def run_emulated(launch: Launch, inputs: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
+    """Run *launch* on the CPU; AssertionError tells what a thread did that it must not."""
     library = compiled(launch.cpp, options.flags)
-    given, buffers = iter(inputs), []
-    last = None
     parameters = [parameter for parameter in launch.parameters if parameter.space]
-    n_inputs = sum(parameter.is_const for parameter in parameters)
-    for parameter in parameters[:n_inputs]:
-        if last is not None and parameter.name.endswith("_shape"):
-            buffers.append(np.array(last.shape, np.int32))
-        else:
-            last = next(given)
-            buffers.append(last)
-        assert buffers[-1].dtype == DTYPES[parameter.type], parameter
+    buffers = launch.buffers(inputs)
+    n_inputs = len(buffers)
     buffers += results
     pointers = (ctypes.c_void_p * len(buffers))(*(buffer.ctypes.data for buffer in buffers))
     library.group_memory.restype, library.group_memory_size.restype = ctypes.c_void_p, ctypes.c_size_t

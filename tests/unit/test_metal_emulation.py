@@ -1,6 +1,5 @@
 """The emulation of Metal itself: what it must notice, and that it runs kernels which others test on a Mac."""
 
-import importlib
 import sys
 
 import numpy as np
@@ -8,9 +7,8 @@ import pytest
 
 mx = pytest.importorskip("mlx.core")
 
-from helpers import metal_emulation
-from helpers.recurrences import check_close, noise
-from scipy.signal import butter, lfilter, sosfilt
+from helpers import metal_emulation, metal_sigproc
+from helpers.recurrences import noise
 
 pytestmark = pytest.mark.skipif(metal_emulation.COMPILER is None, reason="needs Linux and g++")
 
@@ -108,39 +106,16 @@ def test_the_last_group_may_be_smaller():
 
 @pytest.fixture
 def sigproc(monkeypatch):
-    """Imports modules of ezmsg-sigproc that make kernels, with this emulation in the place of Metal."""
+    """The kernels of ezmsg-sigproc, with this emulation in the place of Metal."""
     monkeypatch.setattr(mx.fast, "metal_kernel", metal_emulation.MetalKernel)
-    names = [f"ezmsg.sigproc.util.{name}" for name in ("ewma_mlx_metal", "sosfilt_mlx_metal")]
-    for name in names:
+    for name in metal_sigproc.NAMES:
         monkeypatch.delitem(sys.modules, name, raising=False)
-    yield [importlib.import_module(name) for name in names]
-    for name in names:
+    yield metal_sigproc.imported()
+    for name in metal_sigproc.NAMES:
         del sys.modules[name]
 
 
-@pytest.mark.parametrize("order", metal_emulation.ORDERS)
-@pytest.mark.parametrize("n", [1, 30, 300, 1500])
-def test_average_of_sigproc(sigproc, n, order):
-    x, alpha = noise(3, n), 0.01
-    with metal_emulation.using(order=order):
-        y, zf = sigproc[0].ewma_mlx_metal(mx.array(x), alpha, mx.full((3, 1), 0.5), chunk_sizes=(32, 512))
-    expected, last = lfilter([alpha], [1, alpha - 1], x.astype(np.float64), zi=np.full((3, 1), 0.5))
-    check_close(y, expected)
-    check_close(zf, last)
-
-
-@pytest.mark.parametrize("order", metal_emulation.ORDERS)
-@pytest.mark.parametrize("n_channels", [2, 130])
-def test_sections_of_sigproc(sigproc, n_channels, order):
-    # Below 128 channels a scan over time, from there on a thread for each channel.
-    x = noise(n_channels, 300)
-    sos = butter(2, (1000.0, 5000.0), "bandpass", fs=30000.0, output="sos")
-    with metal_emulation.using(order=order):
-        y, _ = sigproc[1].sosfilt_mlx_metal(mx.array(sos.astype(np.float32)), mx.array(x), chunk_sizes=(32, 128))
-    check_close(y, sosfilt(sos, x.astype(np.float64)), 1e-4)
-
-
-def test_serial_sections_of_sigproc(sigproc):
-    x, slow = noise(3, 200), butter(2, 30.0, "highpass", fs=30000.0, output="sos")
-    y, _ = sigproc[1].sosfilt_mlx_metal(mx.array(slow.astype(np.float32)), mx.array(x), chunk_sizes=(64,))
-    check_close(y, sosfilt(slow, x.astype(np.float64)), 1e-4)
+@pytest.mark.parametrize("case", metal_sigproc.CASES)
+def test_case_of_sigproc(sigproc, case):
+    with metal_emulation.using(order="random"):
+        metal_sigproc.CASES[case](sigproc)

@@ -7,7 +7,7 @@ import pytest
 
 mx = pytest.importorskip("mlx.core")
 
-from helpers import metal_emulation
+from helpers import metal_cuda, metal_emulation
 from helpers.metal_texts import CLANG, MODULES, errors_of_clang, launches_of, opencl_of
 
 from ezmsg.mlx.kernels import layout
@@ -67,6 +67,13 @@ def test_threadgroup_memory_is_within_what_metal_has(launches):
 def test_a_compiler_that_knows_address_spaces_takes_them(launches, tmp_path):
     for launch in launches:
         assert errors_of_clang(opencl_of(launch), tmp_path) == ""
+
+
+@pytest.mark.skipif(metal_cuda.COMPILER is None, reason="needs nvcc")
+def test_a_compiler_for_gpus_takes_them(launches):
+    # As tests/gpu/metal_on_cuda.py runs them.
+    for launch in launches:
+        assert metal_cuda.compiled(metal_cuda.source_of(launch)).stat().st_size > 10_000
 
 
 @pytest.mark.skipif(CLANG is None, reason="needs clang")
