@@ -83,7 +83,7 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     for name in ("channels", "samples", "rounds"):
         if getattr(options, name) < 1:
-            parser.error(f"argument --{name}: it is {getattr(options, name)}; allowed is an integer >= 1")
+            parser.error(f"argument --{name}: must be an integer of at least 1, got {getattr(options, name)}")
     options.piece = options.piece or 60.0
     return options
 

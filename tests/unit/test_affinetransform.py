@@ -117,9 +117,9 @@ def test_values_that_lie_close_far_and_on_top_of_each_other():
 @pytest.mark.parametrize(
     ("asked", "error"),
     [
-        ({"mode": "average"}, "mode is 'average'; allowed are 'mean', 'median', 'passthrough'"),
-        ({"include_current": 1}, "include_current is 1; allowed are True and False"),
-        ({"axis": 0}, "axis is 0; allowed are None and a name"),
+        ({"mode": "average"}, "'mode' must be one of 'mean', 'median', 'passthrough', got 'average'"),
+        ({"include_current": 1}, "'include_current' must be True or False, got 1"),
+        ({"axis": 0}, "'axis' must be None or a name, got 0"),
     ],
 )
 def test_settings_are_checked(asked, error):

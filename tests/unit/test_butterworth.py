@@ -138,7 +138,7 @@ def test_frequencies_of_both_types_may_be_normalised(cheby_type, to):
 
 @pytest.mark.parametrize("order", [-1, 2.0, True, None, "2"], ids=repr)
 def test_order_must_be_an_integer_of_0_or_more(order):
-    with pytest.raises(ValueError, match="order is .*allowed"):
+    with pytest.raises(ValueError, match="'order' must be"):
         ButterworthFilterSettings(order=order)
 
 
@@ -147,25 +147,25 @@ def test_order_must_be_an_integer_of_0_or_more(order):
     "value", [0.0, -1.0, math.nan, math.inf, pytest.param(10**400, id="10**400"), "1", True, [1.0]], ids=repr
 )
 def test_frequencies_must_be_finite_and_above_0(field, value):
-    with pytest.raises((ValueError, TypeError), match=f"{field} is .*allowed"):
+    with pytest.raises((ValueError, TypeError), match=f"'{field}' must be"):
         ButterworthFilterSettings(**{field: value})
 
 
 @pytest.mark.parametrize("kind", [ButterworthFilterSettings, ChebyshevFilterSettings, FilterSettings])
 @pytest.mark.parametrize("value", ["zpk", None, (0,)], ids=repr)
 def test_kind_of_coefficients_must_be_one_of_two(kind, value):
-    with pytest.raises(ValueError, match="coef_type is .*allowed"):
+    with pytest.raises(ValueError, match="'coef_type' must be"):
         kind(coef_type=value)
 
 
 @pytest.mark.parametrize("kind", [ButterworthFilterSettings, ChebyshevFilterSettings, FilterSettings])
 def test_what_all_filters_have_is_checked(kind):
     for field in ("use_mlx_metal", "use_fast_sosfilt", *(["wn_hz"] if kind is not FilterSettings else [])):
-        with pytest.raises(TypeError, match=f"^{field} is 'no'; allowed are True and False"):
+        with pytest.raises(TypeError, match=f"^'{field}' must be True or False, got 'no'"):
             kind(**{field: "no"})
-    with pytest.raises(ValueError, match="^mlx_metal_chunk_sizes is 32; allowed"):
+    with pytest.raises(ValueError, match="'mlx_metal_chunk_sizes' must be .*, got 32"):
         kind(mlx_metal_chunk_sizes=32)
-    with pytest.raises(TypeError, match="^axis is 0; allowed"), pytest.warns(FutureWarning):
+    with pytest.raises(TypeError, match="'axis' must be .*, got 0"), pytest.warns(FutureWarning):
         kind(axis=0)
 
 
@@ -181,7 +181,7 @@ def test_what_all_filters_have_is_checked(kind):
 )
 def test_fields_of_a_chebyshev_filter_are_checked(field, values):
     for value in values:
-        with pytest.raises(ValueError, match=f"^{field} is .*; allowed"):
+        with pytest.raises(ValueError, match=f"'{field}' must be .*, got .*"):
             ChebyshevFilterSettings(**{field: value})
     ChebyshevFilterSettings(order=2, Wn=[300.0, 5000.0], btype="bandpass", ripple_tol=1, cheby_type="cheby2")
 
@@ -209,10 +209,10 @@ def test_coefficients_of_a_running_filter_can_be_replaced(path):
 @pytest.mark.parametrize(
     "coefs, error, text",
     [
-        (np.ones((2, 5)), ValueError, r"coefs has shape \(2, 5\)"),
+        (np.ones((2, 5)), ValueError, r"'coefs' must have the shape \(n_sections, 6\).*\(2, 5\)"),
         (np.full((1, 6), math.nan), ValueError, "not finite"),
         ([[1.0, 2.0], [3.0]], TypeError, "coefs is not an array"),
-        (np.ones((1, 6), complex), TypeError, "coefs has dtype complex128"),
+        (np.ones((1, 6), complex), TypeError, "'coefs' must hold real numbers, got dtype complex128"),
     ],
     ids=["shape", "nan", "ragged", "complex"],
 )
@@ -224,7 +224,7 @@ def test_wrong_coefficients_are_refused_when_settings_are_built(coefs, error, te
 def test_wrong_coefficients_of_a_running_filter_are_refused(path):
     transformer = FilterTransformer(coefs=BAND_PASS, coef_type="sos")
     filtered(transformer, mx.zeros((5, 2)))
-    with pytest.raises(ValueError, match=r"coefs has shape \(2, 5\)"):
+    with pytest.raises(ValueError, match=r"'coefs' must have the shape \(n_sections, 6\).*\(2, 5\)"):
         transformer.update_coefficients(np.ones((2, 5)))
     assert filtered(transformer, mx.ones((5, 2))).shape == (5, 2)
 

@@ -75,9 +75,7 @@ def test_finite_numbers_and_none_are_limits(value):
     + [np.float32(np.nan), np.float64(np.inf), np.longdouble("1e4000"), np.int8(-1)],
 )
 def test_numbers_out_of_range_are_refused(value):
-    with pytest.raises(
-        ValueError, match=r"^my_limit (is|does not fit) .*allowed are None and a finite number of MiB >= 0"
-    ):
+    with pytest.raises(ValueError, match=r"^'my_limit' must be None or a finite number of MiB >= 0.*, got "):
         check_cache_limit(value, "my_limit")
 
 
@@ -101,21 +99,21 @@ def test_numbers_out_of_range_are_refused(value):
     ],
 )
 def test_what_is_no_number_is_refused(value):
-    with pytest.raises(TypeError, match=r"^my_limit is .*allowed are None and a finite number of MiB >= 0"):
+    with pytest.raises(TypeError, match=r"^'my_limit' must be None or a finite number of MiB >= 0, got "):
         check_cache_limit(value, "my_limit")
 
 
 def test_error_names_value_and_type():
-    with pytest.raises(TypeError, match=r"^mlx_cache_limit_mb is '512' \(str\);"):
+    with pytest.raises(TypeError, match=r"^'mlx_cache_limit_mb' must be .*, got '512' \(str\)"):
         check_cache_limit("512")
-    with pytest.raises(ValueError, match=r"^mlx_cache_limit_mb is -1.5;"):
+    with pytest.raises(ValueError, match=r"^'mlx_cache_limit_mb' must be .*, got -1.5"):
         check_cache_limit(-1.5)
 
 
 @pytest.mark.parametrize("value", [math.nan, -1, 2**43, "512", True, np.True_])
 def test_refused_request_leaves_no_trace(mlx, value):
     node, other = Node(), Node()
-    with pytest.raises((TypeError, ValueError), match="^limit_mb is "):
+    with pytest.raises((TypeError, ValueError), match="^'limit_mb' must be "):
         apply_cache_limit(node, value)
     assert mlx.calls["set_cache_limit"] == 0
     apply_cache_limit(other, 64)

@@ -361,5 +361,5 @@ def test_in_a_forked_child_of_a_process_that_used_mlx_nothing_is_measured():
 
 def test_settings_take_it():
     assert AsArraySettings(mlx_cache_limit_mb="auto").mlx_cache_limit_mb == "auto"
-    with pytest.raises(TypeError, match='allowed are None, "auto" and a finite number'):
+    with pytest.raises(TypeError, match='must be None, "auto" or a finite number'):
         AsArraySettings(mlx_cache_limit_mb="Auto")

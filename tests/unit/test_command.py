@@ -278,22 +278,22 @@ def test_a_dry_run_says_what_would_fail(run):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--chain", "none"], "argument --chain: it is 'none'; allowed are band-pass, ewma-features, "),
+        (["--chain", "none"], "argument --chain: must be one of band-pass, ewma-features, "),
         (["--chain", "no_such_module:f"], "argument --chain: module 'no_such_module' cannot be imported"),
         (["--chain", "helpers.command_chains:f"], "argument --chain: module 'helpers.command_chains' has no function"),
         (["--chain", "helpers.command_chains:no_function"], "argument --chain: module 'helpers.command_chains' has no"),
         (["--chain", "json:dumps"], "argument --chain: TypeError: dumps() missing 1 required positional argument"),
-        (["--chain", "band-pass", "--low", "-1"], "argument --low: low is -1.0; allowed is a finite number > 0."),
-        (["--chain", "ewma-features", "--smooth-seconds", "0"], "argument --smooth-seconds: smooth_seconds is 0.0; "),
+        (["--chain", "band-pass", "--low", "-1"], "argument --low: 'low' must be a finite number > 0, got -1.0"),
+        (["--chain", "ewma-features", "--smooth-seconds", "0"], "argument --smooth-seconds: 'smooth_seconds' must be "),
         (["--chain", "band-pass", "--reference", "mode"], "argument --reference: invalid choice: 'mode'"),
-        ([*CHAIN, "--workers", "0"], "argument --workers: it is '0'; allowed is an integer >= 1"),
+        ([*CHAIN, "--workers", "0"], "argument --workers: must be an integer of at least 1, got '0'"),
         ([*CHAIN, "--workers", "2", "--scheduler", "a:1"], "argument --workers: not allowed with --scheduler"),
-        ([*CHAIN, "--checkpoint", "-1"], "argument --checkpoint: it is '-1'; allowed are a number > 0 and "),
-        ([*CHAIN, "--margin", "nan"], "argument --margin: it is 'nan'; allowed are a finite number >= 0 and "),
-        ([*CHAIN, "--tolerance", "0"], "argument --tolerance: it is '0'; allowed is a finite number > 0"),
-        ([*CHAIN, "--compressor", "zstd:10"], "argument --compressor: it is 'zstd:10'; allowed are default, none, lz4"),
-        ([*CHAIN, "--chunk-mb", "inf"], "argument --chunk-mb: it is 'inf'; allowed is a finite number > 0"),
-        ([*CHAIN, "--chunk-samples", "0"], "argument --chunk-samples: it is '0'; allowed is an integer >= 1"),
+        ([*CHAIN, "--checkpoint", "-1"], "argument --checkpoint: must be a number > 0 or "),
+        ([*CHAIN, "--margin", "nan"], "argument --margin: must be a finite number >= 0 or "),
+        ([*CHAIN, "--tolerance", "0"], "argument --tolerance: must be a finite number > 0, got '0'"),
+        ([*CHAIN, "--compressor", "zstd:10"], "argument --compressor: must be default, none, lz4 or zstd"),
+        ([*CHAIN, "--chunk-mb", "inf"], "argument --chunk-mb: must be a finite number > 0, got 'inf'"),
+        ([*CHAIN, "--chunk-samples", "0"], "argument --chunk-samples: must be an integer of at least 1, got '0'"),
         ([*CHAIN, "--low", "3"], "unrecognized arguments: --low"),
         ([], "the following arguments are required: --chain"),
     ],
@@ -471,7 +471,7 @@ def test_a_file_without_a_header_is_read_as_the_options_say(tmp_path, capsys):
     np.testing.assert_array_equal(group["data"][:], nwb_files.DATA)
     assert command.main(arguments[: -len(CHAIN) - 2] + CHAIN) == 1
     assert "n_channels" in json.loads(capsys.readouterr().out.splitlines()[-2])["error"]
-    assert "allowed is NAME=VALUE" in refused([*arguments, "--source", "rate"], capsys)
+    assert "must be NAME=VALUE" in refused([*arguments, "--source", "rate"], capsys)
 
 
 def test_folders_below_keep_their_names(recordings, tmp_path, capsys):

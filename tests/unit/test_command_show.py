@@ -217,11 +217,11 @@ def test_the_recording_is_drawn_above_in_microvolts(tmp_path, drawn, monkeypatch
     [
         (["{tmp}/none.zarr"], "argument RESULTS: "),
         (["{tmp}"], "argument RESULTS: "),
-        (["{results}", "--channels", "e9"], "argument --channels: it is 'e9'; allowed are e2, e0, e3."),
+        (["{results}", "--channels", "e9"], "argument --channels: must be e2, e0, e3, got 'e9'"),
         (["{results}", "--raw", "{tmp}/none.nwb"], "argument --raw: "),
-        (["{results}", "--output", "page.txt"], "argument --output: it is 'page.txt'; allowed are names in .png,"),
+        (["{results}", "--output", "page.txt"], "argument --output: must be a name in .png,"),
         (["{results}", "--output", "{tmp}/no/page.png"], "argument --output: there is no folder"),
-        (["{results}", "--start", "nan"], "argument --start: it is nan; allowed is a finite number"),
+        (["{results}", "--start", "nan"], "argument --start: must be a finite number, got nan"),
         (["{results}", "--start", "100"], "argument RESULTS: "),
     ],
 )

@@ -25,7 +25,7 @@ def test_case(case, path):
 
 @pytest.mark.parametrize("alpha", [0.0, -0.1, 1.0000001, math.nan, math.inf, True, "0.1", None, 0.1 + 0j], ids=repr)
 def test_alpha_must_be_a_number_above_0_and_up_to_1(alpha):
-    with pytest.raises(ValueError, match="alpha is .*> 0 and <= 1"):
+    with pytest.raises(ValueError, match="'alpha' must be .*> 0 and <= 1"):
         ewma(mx.zeros((5,)), alpha)
 
 

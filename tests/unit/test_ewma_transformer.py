@@ -34,9 +34,9 @@ def path(request):
     ids=repr,
 )
 def test_time_constant_must_be_a_finite_number_above_0(value):
-    with pytest.raises((ValueError, TypeError), match="time_constant is .*allowed"):
+    with pytest.raises((ValueError, TypeError), match="'time_constant' must be"):
         EWMASettings(time_constant=value)
-    with pytest.raises((ValueError, TypeError), match="time_constant is .*allowed"):
+    with pytest.raises((ValueError, TypeError), match="'time_constant' must be"):
         dataclasses.replace(EWMASettings(), time_constant=value)
 
 
@@ -66,13 +66,13 @@ def test_time_constants_without_end_weigh_all_samples_alike(path, kind, to_backe
 @pytest.mark.parametrize("field", ["accumulate", "passthrough", "reset_on_resume"])
 @pytest.mark.parametrize("value", ["no", 1, None], ids=repr)
 def test_switches_must_be_true_or_false(field, value):
-    with pytest.raises(TypeError, match=f"^{field} is {value!r}; allowed are True and False"):
+    with pytest.raises(TypeError, match=f"^'{field}' must be True or False, got {value!r}"):
         EWMASettings(**{field: value})
     assert getattr(EWMASettings(**{field: np.bool_(True)}), field)
 
 
 def test_axis_must_be_a_name():
-    with pytest.raises(TypeError, match="^axis is 0; allowed are None and a name"), pytest.warns(FutureWarning):
+    with pytest.raises(TypeError, match="^'axis' must be None or a name, got 0"), pytest.warns(FutureWarning):
         EWMASettings(axis=0)
 
 

@@ -76,7 +76,7 @@ def test_settings_are_found_by_the_framework_and_have_the_defaults_of_sigproc(ha
 @pytest.mark.parametrize("name", ["EWMA", "scaler", "Butterworth"])
 @pytest.mark.parametrize("value", [(), (0,), (2000,), (32.0,), (True,), 32, None, "zpk"], ids=repr)
 def test_chunk_sizes_are_checked_when_the_settings_are_built(name, value):
-    with pytest.raises(ValueError, match="mlx_metal_chunk_sizes is "):
+    with pytest.raises(ValueError, match="'mlx_metal_chunk_sizes' must be "):
         TRANSFORMERS[name].ours.get_settings_type()(mlx_metal_chunk_sizes=value)
 
 

@@ -181,5 +181,5 @@ def test_read_late_rounds_too():
 
 @pytest.mark.parametrize("kind", [AsArraySettings, ReadLateSettings])
 def test_rounding_is_checked(kind):
-    with pytest.raises(ValueError, match="rounding is 'up'; allowed.* 'truncate', 'nearest'"):
+    with pytest.raises(ValueError, match="'rounding' must be one of 'truncate', 'nearest'.*, got 'up'"):
         kind(rounding="up")

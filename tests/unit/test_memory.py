@@ -343,13 +343,13 @@ def test_metric_axis_is_one_object_for_the_whole_stream(clock):
 
 @pytest.mark.parametrize("interval", [0, -1.0, math.nan, math.inf, 10**400])
 def test_interval_must_be_finite_and_positive(interval):
-    with pytest.raises(ValueError, match="^interval is .*; allowed is a finite number > 0"):
+    with pytest.raises(ValueError, match="^'interval' must be a finite number > 0, got .*"):
         MemoryMonitorSettings(interval=interval)
 
 
 @pytest.mark.parametrize("interval", [None, True, np.True_, "1", 1j])
 def test_interval_must_be_a_number(interval):
-    with pytest.raises(TypeError, match="^interval is .*; allowed is a finite number > 0"):
+    with pytest.raises(TypeError, match="^'interval' must be a finite number > 0, got .*"):
         MemoryMonitorSettings(interval=interval)
 
 

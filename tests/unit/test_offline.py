@@ -176,11 +176,11 @@ def test_results_that_are_there_are_left_alone():
 @pytest.mark.parametrize(
     ("factory", "named"),
     [
-        (lambda: 3, "is 3; allowed"),
-        (lambda: [], r"is \[\]; allowed"),
+        (lambda: 3, "must be .*, got 3"),
+        (lambda: [], r"must be .*, got \[\]"),
         (lambda: [AsArrayTransformer(backend="numpy"), "no step"], "no step"),
-        (lambda: None, "is None; allowed"),
-        ([AsArrayTransformer(backend="numpy")], "chain_factory is .*; allowed is a callable"),
+        (lambda: None, "must be .*, got None"),
+        ([AsArrayTransformer(backend="numpy")], "'chain_factory' must be a callable"),
     ],
 )
 def test_a_factory_that_builds_no_chain_is_refused_before_anything_is_opened(factory, named):
@@ -222,7 +222,7 @@ def test_a_recording_that_ends_too_early_is_not_committed():
     [(0.0, ValueError), (-1.0, ValueError), (math.nan, ValueError), ("1", TypeError), (True, TypeError)],
 )
 def test_seconds_between_checkpoints_are_checked(seconds, error):
-    with pytest.raises(error, match="checkpoint_seconds is .*; allowed is a number > 0"):
+    with pytest.raises(error, match="'checkpoint_seconds' must be a number > 0, got .*"):
         processed(MemorySource(), band_power_chain, checkpoint_seconds=seconds)
 
 
@@ -231,7 +231,7 @@ def test_seconds_between_checkpoints_are_checked(seconds, error):
 )
 def test_arguments_of_a_wrong_type_are_named_before_anything_is_opened(argument, value):
     sink = MemorySink()
-    with pytest.raises(TypeError, match=rf"^{argument} is {re.escape(repr(value))}; allowed are .* and None\."):
+    with pytest.raises(TypeError, match=rf"^'{argument}' must be .* or None, got {re.escape(repr(value))}"):
         processed(MemorySource(), band_power_chain, sink, **{argument: value})
     assert sink.recipe == "" and sink.n_closed == 0
 
@@ -477,7 +477,7 @@ def test_libraries_of_the_extra_are_loaded_when_they_are_needed_and_named_when_t
 @pytest.mark.parametrize("argument", ["source", "sink"])
 def test_a_path_instead_of_a_source_or_sink_is_refused(argument):
     given = {"source": MemorySource.__new__(MemorySource), "sink": MemorySink(), argument: "session.nwb"}
-    with pytest.raises(TypeError, match=f"{argument} is 'session.nwb'; allowed is a {argument} of"):
+    with pytest.raises(TypeError, match=f"'{argument}' must be a {argument} of .*, got 'session.nwb'"):
         process_recording(given["source"], list, given["sink"])
 
 

@@ -117,12 +117,12 @@ def test_raw_binary_is_what_the_user_says(tmp_path):
     ("options", "error"),
     [
         ({}, "sampling_rate and n_channels"),
-        ({"sampling_rate": 0}, "sampling_rate is 0"),
-        ({"n_channels": 0}, "n_channels is 0"),
-        ({"dtype": "U3"}, "dtype is 'U3'"),
+        ({"sampling_rate": 0}, "'sampling_rate' must be .*, got 0"),
+        ({"n_channels": 0}, "'n_channels' must be .*, got 0"),
+        ({"dtype": "U3"}, "'dtype' must be .*, got 'U3'"),
         ({"gain": [1, 2]}, "3 numbers, one for each channel"),
         ({"gain": np.nan}, "allowed are finite numbers"),
-        ({"offset": np.inf}, "offset is inf"),
+        ({"offset": np.inf}, "'offset' must be .*, got inf"),
         ({"labels": ["a"]}, "3 names, one for each channel"),
         (
             {"n_channels": 7},
@@ -360,15 +360,15 @@ def test_what_is_not_known_is_refused(tmp_path):
         ValueError, match=r"notes.txt is of no format that is known; format may be one of nwb, spikeglx"
     ):
         open_recording(other)
-    with pytest.raises(ValueError, match="format is 'nbw'; allowed are auto, nwb"):
+    with pytest.raises(ValueError, match="'format' must be auto, nwb, .*, got 'nbw'"):
         open_recording(other, "nbw")
     with pytest.raises(FileNotFoundError, match=r"missing.nwb"):
         open_recording(tmp_path / "missing.nwb")
-    with pytest.raises(TypeError, match="format is 7"):
+    with pytest.raises(TypeError, match="'format' must be .*, got 7"):
         open_recording(other, 7)
     with pytest.raises(TypeError, match="cannot be read as spikeglx with {'colour': 1}"):
         open_recording(recording_files.write_spikeglx(tmp_path), colour=1)
-    with pytest.raises(ValueError, match="segment is 3; allowed is 0"):
+    with pytest.raises(ValueError, match="'segment' must be 0, .*, got 3"):
         open_recording(write_nwb(tmp_path / "a.nwb", {}), segment=3)
 
 
@@ -392,7 +392,7 @@ def test_a_format_of_another_package_is_asked_first(tmp_path, monkeypatch):
     info = describe_recording(path)
     assert info.format == "mine" and info.streams[0].segments[0].n_samples == 1000
     assert type(open_recording(path)) is NWBSource
-    with pytest.raises(TypeError, match="format is 3"):
+    with pytest.raises(TypeError, match="'format' must be .*, got 3"):
         register_format(3)
 
 

@@ -169,14 +169,14 @@ def test_a_series_without_samples_is_refused(tmp_path):
     ],
 )
 def test_the_size_of_a_chunk_is_checked(file, value, error):
-    with pytest.raises(error, match=f"^chunk_mb is {value!r}; allowed is a finite number > 0"):
+    with pytest.raises(error, match=f"^'chunk_mb' must be a finite number > 0, got {value!r}"):
         NWBSource(file, chunk_mb=value)
 
 
 def test_path_and_series_are_checked(file):
-    with pytest.raises(TypeError, match="^path is 3; allowed is a path"):
+    with pytest.raises(TypeError, match="^'path' must be a path, got 3"):
         NWBSource(3)
-    with pytest.raises(TypeError, match="^series is 0; allowed are a name and None"):
+    with pytest.raises(TypeError, match="^'series' must be a name or None, got 0"):
         NWBSource(file, 0)
 
 

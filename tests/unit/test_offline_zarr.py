@@ -101,7 +101,7 @@ def test_data_is_compressed_as_asked_for(tmp_path, expected, name):
 
 
 def test_what_is_no_compressor_is_refused(tmp_path):
-    with pytest.raises(TypeError, match='compressor is 5; allowed are a codec of numcodecs, None and "default".'):
+    with pytest.raises(TypeError, match="'compressor' must be a codec of numcodecs, None or 'default', got 5"):
         ZarrSink(tmp_path / "results.zarr", compressor=5)
 
 
@@ -145,9 +145,9 @@ def test_integers_saturate_and_what_is_not_real_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        ({"chunk_samples": 0}, ValueError, "chunk_samples is 0; allowed is an integer >= 1"),
-        ({"chunk_channels": 1.5}, TypeError, "chunk_channels is 1.5; allowed is an integer >= 1"),
-        ({"dtype": "text"}, ValueError, "dtype is 'text'; allowed are None and 'float16', "),
+        ({"chunk_samples": 0}, ValueError, "'chunk_samples' must be an integer of at least 1, got 0"),
+        ({"chunk_channels": 1.5}, TypeError, "'chunk_channels' must be an integer of at least 1, got 1.5"),
+        ({"dtype": "text"}, ValueError, "'dtype' must be None or one of 'float16', "),
     ],
 )
 def test_layouts_are_checked(tmp_path, options, error, said):
@@ -470,7 +470,7 @@ def test_no_results_at_all_are_an_error(tmp_path):
     ids=str,
 )
 def test_chunk_size_is_checked(tmp_path, value, error):
-    with pytest.raises(error, match=f"^chunk_mb is {value!r}; allowed is a finite number > 0"):
+    with pytest.raises(error, match=f"^'chunk_mb' must be a finite number > 0, got {value!r}"):
         ZarrSink(tmp_path / "r.zarr", chunk_mb=value)
 
 
@@ -478,14 +478,14 @@ def test_chunk_size_is_checked(tmp_path, value, error):
     ("value", "error"), [(-1, ValueError), (np.nan, ValueError), ("1", TypeError), (True, TypeError)]
 )
 def test_seconds_to_wait_are_checked(tmp_path, value, error):
-    with pytest.raises(error, match=f"^wait is {value!r}; allowed is a number >= 0"):
+    with pytest.raises(error, match=f"^'wait' must be a number >= 0, got {value!r}"):
         ZarrSink(tmp_path / "r.zarr", wait=value)
     for allowed in (0, np.inf):
         ZarrSink(tmp_path / "r.zarr", wait=allowed)
 
 
 def test_a_path_is_required():
-    with pytest.raises(TypeError, match="^path is None; allowed is a path"):
+    with pytest.raises(TypeError, match="^'path' must be a path, got None"):
         ZarrSink(None)
 
 

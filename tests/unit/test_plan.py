@@ -461,20 +461,20 @@ def test_wrong_arguments_are_told_by_name():
             recommend_cache_limit(keeping(1), messages)
     for chain in (None, [keeping(1), 3], lambda: "text"):
         with pytest.raises(
-            TypeError, match="^chain is .*; allowed is a callable or a sequence of one or more callables"
+            TypeError, match="^'chain' must be a callable or a sequence of one or more callables, got .*"
         ):
             measure_working_set(chain, message(8))
     for wrong in (np.zeros((3, 4)), None):
-        with pytest.raises(TypeError, match="^A message is a .*; allowed is an AxisArray"):
+        with pytest.raises(TypeError, match="^'messages' must hold AxisArray messages, got a "):
             measure_working_set(keeping(1), wrong)
-        with pytest.raises(TypeError, match="^A message is a .*; allowed is an AxisArray"):
+        with pytest.raises(TypeError, match="^'messages' must hold AxisArray messages, got a "):
             recommend_cache_limit(keeping(1), [wrong])
     for wrong in (message(0), None, 3):
-        with pytest.raises(TypeError, match="^messages is a .*; allowed is an iterable of AxisArray"):
+        with pytest.raises(TypeError, match="^'messages' must be an iterable of AxisArray, got a .*"):
             recommend_cache_limit(keeping(1), wrong)
     for chain, factory, named in (
-        (keeping(1), "yes", "^factory is .*; allowed are True, False and None"),
-        ([keeping(1)], True, "^chain is .*; allowed with factory=True is a callable"),
+        (keeping(1), "yes", "^'factory' must be True, False or None, got .*"),
+        ([keeping(1)], True, "^'chain' must be a callable without arguments if factory=True"),
     ):
         with pytest.raises(TypeError, match=named):
             measure_working_set(chain, message(8), factory=factory)
@@ -482,7 +482,7 @@ def test_wrong_arguments_are_told_by_name():
             recommend_cache_limit(chain, [message(8)], factory=factory)
     for repetitions, error in ((0, ValueError), (True, TypeError), (2.0, TypeError)):
         for measure, given in ((measure_working_set, message(8)), (recommend_cache_limit, [message(8)])):
-            with pytest.raises(error, match="^repetitions is .*; allowed is an integer >= 1"):
+            with pytest.raises(error, match="^'repetitions' must be an integer of at least 1, got .*"):
                 measure(keeping(1), given, repetitions=repetitions)
 
 

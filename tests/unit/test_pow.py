@@ -70,5 +70,5 @@ def test_a_square_is_not_a_general_power(dtype):
     ],
 )
 def test_exponent_must_be_a_finite_number(value, error):
-    with pytest.raises(error, match="^exponent is .*; allowed is a finite number"):
+    with pytest.raises(error, match="^'exponent' must be a finite number, got .*"):
         PowTransformer(exponent=value)

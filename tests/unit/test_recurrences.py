@@ -63,7 +63,7 @@ def test_axis_must_be_one_of_the_data(recurrence, shape):
 
 @pytest.mark.parametrize("axis", ["time", True, 0.0, None], ids=repr)
 def test_axis_must_be_an_integer(recurrence, axis):
-    with pytest.raises(TypeError, match=f"^axis is {axis!r}; allowed is an integer"):
+    with pytest.raises(TypeError, match=f"^'axis' must be an integer, got {axis!r}"):
         recurrence.function(mx.zeros((5, 3)), recurrence.short, axis=axis)
 
 
@@ -82,13 +82,13 @@ def test_state_of_another_shape_is_refused(recurrence, n):
 @pytest.mark.parametrize("sizes", [(), (0,), (1025,), (32.0,), (True,), 32, None], ids=repr)
 def test_bad_chunk_sizes_are_refused_on_every_path(recurrence, sizes):
     for path in PATHS:
-        with pytest.raises(ValueError, match="chunk_sizes is "):
+        with pytest.raises(ValueError, match="'chunk_sizes' must be "):
             recurrence.function(mx.zeros((5,)), recurrence.short, chunk_sizes=sizes, path=path)
 
 
 @pytest.mark.parametrize("path", ["gpu", "", "CPU", "sosfilt"])
 def test_unknown_path_is_refused_with_those_known(recurrence, path):
-    with pytest.raises(ValueError, match=f"path is '{path}'.*cpu.*metal.*plain"):
+    with pytest.raises(ValueError, match=f"'path' must be .*cpu.*metal.*plain.*, got '{path}'"):
         recurrence.function(mx.zeros((5,)), recurrence.short, path=path)
 
 
@@ -96,7 +96,7 @@ def test_unknown_path_is_refused_with_those_known(recurrence, path):
 def test_arrays_of_other_libraries_are_refused(recurrence, name):
     zi = mx.zeros(recurrence.state_shape((5,), 0, pair=recurrence.forms[-1]))
     arrays = {"x": mx.zeros((5,)), "zi": zi, name: np.zeros(5, np.float32)}
-    with pytest.raises(TypeError, match=f"{name} is a ndarray.*MLX array"):
+    with pytest.raises(TypeError, match=f"'{name}' must be an MLX array.*, got a ndarray"):
         recurrence.function(arrays["x"], recurrence.short, arrays["zi"])
 
 

@@ -199,13 +199,13 @@ def test_what_was_seen_in_one_thread_without_accumulating_is_forgotten_in_anothe
 
 @pytest.mark.parametrize("value", [0.0, math.nan, None, True], ids=repr)
 def test_settings_are_checked_when_they_are_built(value):
-    with pytest.raises((ValueError, TypeError), match="time_constant is .*allowed"):
+    with pytest.raises((ValueError, TypeError), match="'time_constant' must be"):
         AdaptiveStandardScalerSettings(time_constant=value)
 
 
 @pytest.mark.parametrize("alpha", [0.0, -0.1, 1.5, math.nan])
 def test_weight_of_the_newest_sample_is_checked(alpha):
-    with pytest.raises(ValueError, match="alpha is"):
+    with pytest.raises(ValueError, match="'alpha' must be"):
         ezmsg.mlx.scaler.zscore(mx.zeros((4, 1)), alpha, axis=0)
 
 

@@ -23,7 +23,7 @@ def test_each_kind_of_results_is_made_in_both_ways(capsys):
     with pytest.raises(SystemExit) as stopped:
         comparison.parse_options(["--rounds", "0"])
     assert stopped.value.code == 2
-    assert "argument --rounds: it is 0; allowed is an integer >= 1" in capsys.readouterr().err
+    assert "argument --rounds: must be an integer of at least 1, got 0" in capsys.readouterr().err
 
 
 def test_ours_is_that_of_one_run_in_float64_and_the_file_makes_a_table(tmp_path, monkeypatch):

@@ -144,7 +144,7 @@ def test_settings_of_a_class_derived_from_that_of_sigproc_count_as_ours(names, g
 
 def test_settings_of_another_filter_are_no_substitute():
     for given in (ezmsg.sigproc.butterworthfilter.ButterworthFilterSettings(**BAND), package.ChebyshevFilterSettings()):
-        with pytest.raises(TypeError, match="settings is .*; allowed is ezmsg.mlx.filter.FilterSettings"):
+        with pytest.raises(TypeError, match="'settings' must be ezmsg.mlx.filter.FilterSettings, got .*"):
             package.FilterTransformer(given)
 
 
@@ -168,7 +168,7 @@ def test_settings_of_sigproc_reach_a_running_unit():
 
 def test_settings_of_sigproc_are_checked():
     for make in (package.EWMATransformer, package.EWMAUnit):
-        with pytest.raises(ValueError, match="time_constant is -1.0; allowed"):
+        with pytest.raises(ValueError, match="'time_constant' must be .*, got -1.0"):
             make(ezmsg.sigproc.ewma.EWMASettings(time_constant=-1.0))
 
 
@@ -193,7 +193,7 @@ class Unrelated(ez.Settings):
 @pytest.mark.parametrize("names", SIGPROC, ids=[name for name, _ in SIGPROC])
 def test_settings_of_another_kind_are_refused(names):
     transformer, unit = (getattr(package, name) for name in names)
-    allowed = f"settings is .*Unrelated.*; allowed is {transformer.get_settings_type().__module__}"
+    allowed = f"'settings' must be {transformer.get_settings_type().__module__}.*, got .*Unrelated.*"
     for make in (transformer, unit):
         with pytest.raises(TypeError, match=allowed):
             make(Unrelated())

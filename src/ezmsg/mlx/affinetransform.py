@@ -31,7 +31,7 @@ class CommonRereferenceSettings(sigproc.CommonRereferenceSettings):
 
     def __post_init__(self) -> None:
         if self.mode not in _MODES:
-            raise ValueError(f"mode is {self.mode!r}; allowed are {', '.join(map(repr, _MODES))}.")
+            raise ValueError(f"'mode' must be one of {', '.join(map(repr, _MODES))}, got {self.mode!r}")
         check_fields(self, flags=("include_current",), names=("axis",))
 
 

@@ -67,17 +67,17 @@ class AsArraySettings(sigproc.AsArraySettings):
         check_cache_limit(self.mlx_cache_limit_mb, auto=True)
         backend = str(self.backend)
         if backend not in _BACKENDS:
-            raise ValueError(f"backend is {self.backend!r}; allowed are {', '.join(dict.fromkeys(_BACKENDS))}.")
+            raise ValueError(f"'backend' must be one of {', '.join(dict.fromkeys(_BACKENDS))}, got {self.backend!r}")
         known = {"mlx": MLX_DTYPES, "numpy": NUMPY_DTYPES}.get(backend)
         if self.dtype is not None and (
             not isinstance(self.dtype, str) or (known is not None and self.dtype not in known)
         ):
-            allowed = "the name of a dtype" if known is None else ", ".join(known)
-            raise TypeError(f"dtype is {self.dtype!r}; allowed with backend {backend} are None and {allowed}.")
+            allowed = "the name of a dtype" if known is None else f"one of {', '.join(known)}"
+            raise TypeError(f"'dtype' must be None or {allowed} with backend {backend}, got {self.dtype!r}")
         roundings = ROUNDINGS if known is not None else ROUNDINGS[:1]
         if self.rounding not in roundings:
             allowed = ", ".join(map(repr, roundings))
-            raise ValueError(f"rounding is {self.rounding!r}; allowed with backend {backend} are {allowed}.")
+            raise ValueError(f"'rounding' must be one of {allowed} with backend {backend}, got {self.rounding!r}")
 
 
 class AsArrayTransformer(

@@ -21,15 +21,15 @@ class ButterworthFilterSettings(sigproc.ButterworthFilterSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.order, bool) or not isinstance(self.order, numbers.Integral) or self.order < 0:
-            raise ValueError(f"order is {self.order!r}; allowed is an integer >= 0 (0: no filter).")
+            raise ValueError(f"'order' must be an integer of at least 0 (0: no filter), got {self.order!r}")
         for field in ("cuton", "cutoff"):
             value = getattr(self, field)
             if value is None:
                 continue
             if not is_real(value):
-                raise TypeError(f"{field} is {value!r}; allowed is None or a finite frequency > 0.")
+                raise TypeError(f"{field!r} must be None or a finite frequency > 0, got {value!r}")
             if not 0 < as_float(value) < math.inf:
-                raise ValueError(f"{field} is {value!r}; allowed is None or a finite frequency > 0.")
+                raise ValueError(f"{field!r} must be None or a finite frequency > 0, got {value!r}")
         check_fields(self, flags=("wn_hz",))
         check_filter_fields(self)
 

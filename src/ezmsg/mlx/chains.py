@@ -53,7 +53,7 @@ def band_pass(
         TypeError: A parameter is not of its type.
     """
     if dtype not in (allowed := ("float32", "int16")):
-        raise ValueError(f"dtype is {dtype!r}; allowed are {', '.join(map(repr, allowed))}.")
+        raise ValueError(f"'dtype' must be one of {', '.join(map(repr, allowed))}, got {dtype!r}")
     return _one(_band(low, high, order), _subtract(reference), dtype=dtype)
 
 
@@ -141,7 +141,7 @@ def _subtract(reference: Reference) -> "list[Stage]":
     from .affinetransform import CommonRereferenceTransformer
 
     if reference not in (allowed := typing.get_args(Reference)):
-        raise ValueError(f"reference is {reference!r}; allowed are {', '.join(map(repr, allowed))}.")
+        raise ValueError(f"'reference' must be one of {', '.join(map(repr, allowed))}, got {reference!r}")
     return [] if reference == "none" else [CommonRereferenceTransformer(mode=reference)]
 
 
@@ -150,7 +150,7 @@ def _band(low: float, high: float, order: int) -> "list[Stage]":
 
     low, high = check_number("low", low), check_number("high", high)
     if low >= high:
-        raise ValueError(f"low is {low!r}; allowed is a frequency below high, which is {high!r}.")
+        raise ValueError(f"'low' must be a frequency below high, which is {high!r}, got {low!r}")
     return [ButterworthFilterTransformer(cuton=low, cutoff=high, order=check_count("order", order), coef_type="sos")]
 
 
@@ -178,7 +178,7 @@ def _bins(bin_seconds: float, log: bool) -> "list[Stage]":
     from ezmsg.sigproc.math.log import LogTransformer
 
     if not isinstance(log, bool):
-        raise TypeError(f"log is {log!r}; allowed are True and False.")
+        raise TypeError(f"'log' must be True or False, got {log!r}")
     seconds = check_number("bin_seconds", bin_seconds)
     average = BinnedAggregateTransformer(bin_duration=seconds, operation=AggregationFunction.MEAN)
     return [average, LogTransformer(clip_zero=True)] if log else [average]

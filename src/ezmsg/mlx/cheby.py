@@ -19,18 +19,18 @@ class ChebyshevFilterSettings(sigproc.ChebyshevFilterSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.order, bool) or not isinstance(self.order, numbers.Integral) or self.order < 0:
-            raise ValueError(f"order is {self.order!r}; allowed is an integer >= 0 (0: no filter).")
+            raise ValueError(f"'order' must be an integer of at least 0 (0: no filter), got {self.order!r}")
         if self.ripple_tol is not None and not _is_positive(self.ripple_tol):
-            raise ValueError(f"ripple_tol is {self.ripple_tol!r}; allowed is None or a finite number of dB > 0.")
+            raise ValueError(f"'ripple_tol' must be None or a finite number of dB > 0, got {self.ripple_tol!r}")
         corners = self.Wn if isinstance(self.Wn, (tuple, list)) else (self.Wn,)
         if self.Wn is not None and not (len(corners) in (1, 2) and all(map(_is_positive, corners))):
-            raise ValueError(f"Wn is {self.Wn!r}; allowed are None and one or two finite frequencies > 0.")
+            raise ValueError(f"'Wn' must be None or one or two finite frequencies > 0, got {self.Wn!r}")
         for field, allowed in (
             ("btype", ("lowpass", "highpass", "bandpass", "bandstop")),
             ("cheby_type", ("cheby1", "cheby2")),
         ):
             if getattr(self, field) not in allowed:
-                raise ValueError(f"{field} is {getattr(self, field)!r}; allowed are {', '.join(allowed)}.")
+                raise ValueError(f"{field!r} must be one of {', '.join(allowed)}, got {getattr(self, field)!r}")
         check_fields(self, flags=("analog", "wn_hz"))
         check_filter_fields(self)
 

@@ -153,7 +153,7 @@ def check_alpha(alpha: float) -> None:
         ValueError: *alpha* is not a number > 0 and <= 1.
     """
     if not ((type(alpha) is float or is_real(alpha)) and 0.0 < alpha <= 1.0):
-        raise ValueError(f"alpha is {alpha!r}; allowed is a number > 0 and <= 1.")
+        raise ValueError(f"'alpha' must be a number > 0 and <= 1, got {alpha!r}")
 
 
 def ewma(
@@ -239,9 +239,9 @@ class EWMASettings(sigproc.EWMASettings):
         super().__post_init__()
         tau = self.time_constant
         if not is_real(tau):
-            raise TypeError(f"time_constant is {tau!r}; allowed is a finite number of seconds > 0.")
+            raise TypeError(f"'time_constant' must be a finite number of seconds > 0, got {tau!r}")
         if not 0 < as_float(tau) < math.inf:
-            raise ValueError(f"time_constant is {tau!r}; allowed is a finite number of seconds > 0.")
+            raise ValueError(f"'time_constant' must be a finite number of seconds > 0, got {tau!r}")
         check_fields(self, flags=("accumulate", "passthrough", "reset_on_resume"), names=("axis",))
         normalize_chunk_sizes(self.mlx_metal_chunk_sizes, MAX_CHUNK_SIZE, name="mlx_metal_chunk_sizes")
 

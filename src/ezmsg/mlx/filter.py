@@ -108,7 +108,7 @@ def check_filter_fields(settings: sigproc.FilterBaseSettings) -> None:
         TypeError: Another field is not of its type.
     """
     if settings.coef_type not in ("ba", "sos"):
-        raise ValueError(f"coef_type is {settings.coef_type!r}; allowed are 'ba' and 'sos'.")
+        raise ValueError(f"'coef_type' must be 'ba' or 'sos', got {settings.coef_type!r}")
     check_fields(settings, flags=("use_fast_sosfilt", "use_mlx_metal"), names=("axis",))
     normalize_chunk_sizes(settings.mlx_metal_chunk_sizes, MAX_CHUNK_SIZE, name="mlx_metal_chunk_sizes")
 

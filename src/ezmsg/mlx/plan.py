@@ -106,9 +106,9 @@ def length_of(message: AxisArray) -> int:
         ValueError: It has no dimension.
     """
     if not isinstance(message, AxisArray):
-        raise TypeError(f"A message is a {type(message).__name__}; allowed is an AxisArray.")
+        raise TypeError(f"'messages' must hold AxisArray messages, got a {type(message).__name__}")
     if not message.dims:
-        raise ValueError("A message has no dimension; allowed is one with a dimension to stream along.")
+        raise ValueError("'messages' must have a dimension to stream along, got one without dimensions")
     return message.data.shape[message.get_axis_idx(resolve_stream_dim(message))]
 
 
@@ -289,7 +289,7 @@ def recommend_cache_limit(
     check_count("repetitions", repetitions)
     _check_factory(chain, factory)
     if not isinstance(messages, Iterable):
-        raise TypeError(f"messages is a {type(messages).__name__}; allowed is an iterable of AxisArray.")
+        raise TypeError(f"'messages' must be an iterable of AxisArray, got a {type(messages).__name__}")
     counts: collections.Counter[int] = collections.Counter()
     first: dict[int, AxisArray] = {}
     for message in messages:
@@ -354,6 +354,6 @@ def _limit(working_set: float, steady: int, added: dict[int, float], trims: bool
 
 def _check_factory(chain: object, factory: bool | None) -> None:
     if not isinstance(factory, (bool, type(None))):
-        raise TypeError(f"factory is {factory!r}; allowed are True, False and None.")
+        raise TypeError(f"'factory' must be True, False or None, got {factory!r}")
     if factory and not callable(chain):
-        raise TypeError(f"chain is {chain!r}; allowed with factory=True is a callable without arguments.")
+        raise TypeError(f"'chain' must be a callable without arguments if factory=True, got {chain!r}")

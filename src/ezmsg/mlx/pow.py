@@ -16,9 +16,9 @@ class PowSettings(sigproc.PowSettings):
 
     def __post_init__(self) -> None:
         if not is_real(self.exponent):
-            raise TypeError(f"exponent is {self.exponent!r}; allowed is a finite number.")
+            raise TypeError(f"'exponent' must be a finite number, got {self.exponent!r}")
         if not math.isfinite(as_float(self.exponent)):
-            raise ValueError(f"exponent is {self.exponent!r}; allowed is a finite number.")
+            raise ValueError(f"'exponent' must be a finite number, got {self.exponent!r}")
 
 
 class PowTransformer(

@@ -31,9 +31,9 @@ class ReadLateSettings(ez.Settings):
     def __post_init__(self) -> None:
         object.__setattr__(self, "depth", check_count("depth", self.depth, 0))
         if self.dtype is not None and not (isinstance(self.dtype, str) and self.dtype in NUMPY_DTYPES):
-            raise TypeError(f"dtype is {self.dtype!r}; allowed are None and {', '.join(NUMPY_DTYPES)}.")
+            raise TypeError(f"'dtype' must be None or one of {', '.join(NUMPY_DTYPES)}, got {self.dtype!r}")
         if self.rounding not in ROUNDINGS:
-            raise ValueError(f"rounding is {self.rounding!r}; allowed are {', '.join(map(repr, ROUNDINGS))}.")
+            raise ValueError(f"'rounding' must be one of {', '.join(map(repr, ROUNDINGS))}, got {self.rounding!r}")
 
 
 @processor_state

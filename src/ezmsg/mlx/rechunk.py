@@ -23,10 +23,10 @@ from .stream.unit import PublishesEach, check_count, check_message
 
 def _checked_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
     if not isinstance(sizes, (tuple, list)):
-        raise TypeError(f"sizes is {sizes!r}; allowed is a tuple or list of one or more integers >= 1.")
+        raise TypeError(f"'sizes' must be a tuple or list of one or more integers of at least 1, got {sizes!r}")
     if not sizes:
-        raise ValueError(f"sizes is {sizes!r}; allowed is a tuple or list of one or more integers >= 1.")
-    return tuple(check_count("each of sizes", size) for size in sizes)
+        raise ValueError(f"'sizes' must be a tuple or list of one or more integers of at least 1, got {sizes!r}")
+    return tuple(check_count(f"sizes[{number}]", size) for number, size in enumerate(sizes))
 
 
 class RechunkSettings(ez.Settings):
@@ -53,7 +53,7 @@ class RechunkSettings(ez.Settings):
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", _checked_sizes(self.sizes))
         if self.remainder not in ("carry", "emit"):
-            raise ValueError(f"remainder is {self.remainder!r}; allowed are 'carry' and 'emit'.")
+            raise ValueError(f"'remainder' must be 'carry' or 'emit', got {self.remainder!r}")
 
 
 @processor_state

@@ -23,7 +23,7 @@ def normalize_axis(axis: int, shape: tuple[int, ...]) -> int:
     """
     n_dims = len(shape)
     if type(axis) is not int and (isinstance(axis, bool) or not isinstance(axis, numbers.Integral)):
-        raise TypeError(f"axis is {axis!r}; allowed is an integer.")
+        raise TypeError(f"'axis' must be an integer, got {axis!r}")
     if not -n_dims <= axis < n_dims:
         raise ValueError(f"axis is {axis}; x of shape {shape} has {n_dims} dimensions.")
     return int(axis) % n_dims
@@ -50,7 +50,7 @@ def normalize_chunk_sizes(
     try:
         sizes = tuple(chunk_sizes)
     except TypeError:
-        raise ValueError(f"{name} is {chunk_sizes!r}; allowed is a sequence of integers >= 1.") from None
+        raise ValueError(f"{name!r} must be a sequence of integers of at least 1, got {chunk_sizes!r}") from None
     upper = "" if max_chunk_size is None else f" and <= {max_chunk_size}"
     if not sizes or any(
         isinstance(size, bool)
@@ -59,7 +59,7 @@ def normalize_chunk_sizes(
         or (max_chunk_size is not None and size > max_chunk_size)
         for size in sizes
     ):
-        raise ValueError(f"{name} is {chunk_sizes!r}; allowed are one or more integers >= 1{upper}.")
+        raise ValueError(f"{name!r} must be one or more integers of at least 1{upper}, got {chunk_sizes!r}")
     return tuple(sorted({int(size) for size in sizes}))
 
 

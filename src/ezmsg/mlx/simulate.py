@@ -82,11 +82,11 @@ class SimulatedAcquisitionSettings(ez.Settings):
             check_number("duration * sampling_rate", self.duration * self.sampling_rate)
             if self.n_samples == 0:
                 raise ValueError(
-                    f"duration is {self.duration!r}; allowed at {self.sampling_rate} Hz is time for one sample or more."
+                    f"'duration' must hold one sample or more at {self.sampling_rate} Hz, got {self.duration!r}"
                 )
         if self.longest_stall < self.shortest_stall:
             raise ValueError(
-                f"longest_stall is {self.longest_stall}; allowed is at least shortest_stall, {self.shortest_stall}."
+                f"'longest_stall' must be at least shortest_stall, {self.shortest_stall}, got {self.longest_stall}"
             )
         if self.stall_every:
             self._check_stall_lengths()
@@ -96,13 +96,13 @@ class SimulatedAcquisitionSettings(ez.Settings):
         shortest, longest = self._stall_range
         if shortest <= self.samples_per_message:
             raise ValueError(
-                f"shortest_stall is {self.shortest_stall}, which is {shortest} samples; allowed is a time longer than "
-                f"a message of samples_per_message={self.samples_per_message}."
+                f"'shortest_stall' must be longer than a message of samples_per_message={self.samples_per_message}, "
+                f"got {self.shortest_stall}, which is {shortest} samples"
             )
         if self.n_stall_lengths > longest - shortest + 1:
             raise ValueError(
-                f"n_stall_lengths is {self.n_stall_lengths}; allowed is at most {longest - shortest + 1}, the number "
-                f"of different lengths from {shortest} to {longest} samples."
+                f"'n_stall_lengths' must be at most {longest - shortest + 1}, the number of lengths from {shortest} to "
+                f"{longest} samples, got {self.n_stall_lengths}"
             )
 
     @property
@@ -370,7 +370,7 @@ def simulated_acquisition(settings: SimulatedAcquisitionSettings) -> typing.Iter
         TypeError: *settings* is something else.
     """
     if not isinstance(settings, SimulatedAcquisitionSettings):
-        raise TypeError(f"settings is {settings!r}; allowed is {SimulatedAcquisitionSettings.__qualname__}.")
+        raise TypeError(f"'settings' must be {SimulatedAcquisitionSettings.__qualname__}, got {settings!r}")
     return iter(SimulatedAcquisitionProducer(settings=settings))
 
 

@@ -63,17 +63,17 @@ def check_cache_limit(limit_mb: float | str | None, field: str = "mlx_cache_limi
     if limit_mb is None or (auto and isinstance(limit_mb, str) and limit_mb == "auto"):
         return
     others = 'None, "auto"' if auto else "None"
-    allowed = f"allowed are {others} and a finite number of MiB >= 0"
+    allowed = f"{field!r} must be {others} or a finite number of MiB >= 0"
     if isinstance(limit_mb, bool) or not isinstance(limit_mb, numbers.Real):
-        raise TypeError(f"{field} is {limit_mb!r} ({type(limit_mb).__name__}); {allowed}.")
+        raise TypeError(f"{allowed}, got {limit_mb!r} ({type(limit_mb).__name__})")
     try:
         as_float = float(limit_mb)
     except OverflowError:
-        raise ValueError(f"{field} does not fit into a float; {allowed}, below 2**63 bytes.") from None
+        raise ValueError(f"{allowed} and below 2**63 bytes, got one that does not fit into a float") from None
     except TypeError:
-        raise TypeError(f"{field} is {limit_mb!r} ({type(limit_mb).__name__}); {allowed}.") from None
+        raise TypeError(f"{allowed}, got {limit_mb!r} ({type(limit_mb).__name__})") from None
     if not math.isfinite(as_float) or as_float < 0 or as_float * MIB >= 2.0**63:
-        raise ValueError(f"{field} is {limit_mb!r}; {allowed}, below 2**63 bytes.")
+        raise ValueError(f"{allowed} and below 2**63 bytes, got {limit_mb!r}")
 
 
 def in_mib(n_bytes: int) -> str:

@@ -47,7 +47,7 @@ def run_chain(chain: Stages, messages: Iterable[AxisArray]) -> Iterator[AxisArra
 def _results(steps: list, messages: Iterable[AxisArray]) -> Iterator[AxisArray]:
     for message in messages:
         if not isinstance(message, AxisArray):
-            raise TypeError(f"messages holds a {type(message).__name__}; allowed are messages of type AxisArray.")
+            raise TypeError(f"'messages' must hold AxisArray messages, got a {type(message).__name__}")
         yield from run_steps(steps, message)
     yield from flush_steps(steps)
 
@@ -159,7 +159,7 @@ class BaseChainTransformer(CompositeProcessor[SettingsType, AxisArray, Output], 
             As the settings of the stage, if they do not allow a value.
         """
         if name not in self._procs:
-            raise ValueError(f"name is {name!r}; allowed are {', '.join(map(repr, self._procs))}.")
+            raise ValueError(f"'name' must be one of {', '.join(map(repr, self._procs))}, got {name!r}")
         self._runner.store()
         stage = typing.cast("BaseProcessor[ez.Settings, AxisArray, Output]", self._procs[name])
         settings = settings or stage.settings
@@ -236,12 +236,12 @@ class ChainSettings(ez.Settings):
 
     def __post_init__(self) -> None:
         if not callable(self.make_chain):
-            raise TypeError(f"make_chain is {self.make_chain!r}; allowed is a function that makes the stages.")
+            raise TypeError(f"'make_chain' must be a function that makes the stages, got {self.make_chain!r}")
         if not isinstance(self.fuse, bool):
-            raise TypeError(f"fuse is {self.fuse!r}; allowed are True and False.")
+            raise TypeError(f"'fuse' must be True or False, got {self.fuse!r}")
         lengths = self.lengths
         if lengths is not None and not (isinstance(lengths, (tuple, list)) and all(map(_is_length, lengths))):
-            raise TypeError(f"lengths is {lengths!r}; allowed are None and a tuple of integers >= 1.")
+            raise TypeError(f"'lengths' must be None or a tuple of integers of at least 1, got {lengths!r}")
 
 
 def _is_length(value: object) -> bool:
@@ -264,7 +264,7 @@ class ChainTransformer(BaseChainTransformer[ChainSettings]):
 
     @staticmethod
     def _initialize_processors(settings: ChainSettings) -> dict[str, typing.Any]:
-        return named_stages(settings.make_chain(), "make_chain")
+        return named_stages(settings.make_chain(), "The result of 'make_chain'")
 
     def _renew(self) -> None:
         self._fuse = self.settings.fuse

@@ -55,7 +55,7 @@ class _Argument(argparse.Action):
     ) -> None:
         name, equals, value = str(text).partition("=")
         if not equals or not name.isidentifier():
-            parser.error(f"argument {option}: it is {text!r}; allowed is NAME=VALUE")
+            parser.error(f"argument {option}: must be NAME=VALUE, got {text!r}")
         known = getattr(options, self.dest) or {}
         setattr(options, self.dest, {**known, name.replace("-", "_"): _value(value)})
 
@@ -82,7 +82,7 @@ def add_recording_options(parser: argparse.ArgumentParser, *, of_streams: bool =
 
 def _segment(text: str) -> int | str:
     if text != "all" and not text.isdecimal():
-        raise argparse.ArgumentTypeError(f'it is {text!r}; allowed are an integer >= 0 and "all"')
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 0 or 'all', got {text!r}")
     return text if text == "all" else int(text)
 
 
@@ -140,7 +140,7 @@ def _compressor(text: str) -> str:
     if (name in CODECS and (not colon or level in list("123456789"))) or text in ("default", "none"):
         return text
     raise argparse.ArgumentTypeError(
-        f"it is {text!r}; allowed are default, none, lz4 and zstd, the last two with a level from 1 to 9 (zstd:1)"
+        f"must be default, none, lz4 or zstd, the last two with a level from 1 to 9 (zstd:1), got {text!r}"
     )
 
 
@@ -150,13 +150,13 @@ def _positive(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0.0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"it is {text!r}; allowed is a finite number > 0")
+        raise argparse.ArgumentTypeError(f"must be a finite number > 0, got {text!r}")
     return value
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"it is {text!r}; allowed is an integer >= 1")
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
     return int(text)
 
 
@@ -191,7 +191,7 @@ def _ready(name: str) -> Callable[..., Stages]:
     from ..chains import READY
 
     if name not in READY:
-        raise ValueError(f'it is {name!r}; allowed are {", ".join(READY)} and "module:function"')
+        raise ValueError(f"must be one of {', '.join(READY)} or 'module:function', got {name!r}")
     return READY[name]
 
 
@@ -386,7 +386,7 @@ def parse(prog: str, arguments: list[str]) -> Options:
         # Wrong parameters show now, and not in each recording.
         factory()
     except Exception as error:  # whatever a function of the user's raises
-        name = next((name for name in names if str(error).startswith(f"{name} ")), "chain")
+        name = next((name for name in names if str(error).startswith(f"'{name}' ")), "chain")
         kind = "" if isinstance(error, (ImportError, ValueError)) else f"{type(error).__name__}: "
         parser.error(f"argument --{name.replace('_', '-')}: {kind}{error}")
     try:
@@ -440,21 +440,21 @@ def _seconds(text: str) -> float:
     with contextlib.suppress(ValueError):
         if (value := float(text)) > 0:
             return value
-    raise argparse.ArgumentTypeError(f'it is {text!r}; allowed are a number > 0 and "inf"')
+    raise argparse.ArgumentTypeError(f"must be a number > 0 or 'inf', got {text!r}")
 
 
 def _tolerance(text: str) -> float:
     with contextlib.suppress(ValueError):
         if 0 < (value := float(text)) < math.inf:
             return value
-    raise argparse.ArgumentTypeError(f"it is {text!r}; allowed is a finite number > 0")
+    raise argparse.ArgumentTypeError(f"must be a finite number > 0, got {text!r}")
 
 
 def _margin(text: str) -> float | str:
     with contextlib.suppress(ValueError):
         if text == "exact" or 0 <= float(text) < math.inf:
             return text if text == "exact" else float(text)
-    raise argparse.ArgumentTypeError(f'it is {text!r}; allowed are a finite number >= 0 and "exact"')
+    raise argparse.ArgumentTypeError(f"must be a finite number >= 0 or 'exact', got {text!r}")
 
 
 def _folder(text: str) -> Path:

@@ -70,7 +70,7 @@ def measure(job: Job, chain: Stages, folder: Path) -> Measured:
 
     source, place = job.open(), folder / "results.zarr"
     rate, found, clock = source.sampling_rate, Measured(), _Clock()
-    steps = steps_of(chain, "what the function of --chain returned")
+    steps = steps_of(chain, "The result of the function of --chain")
     n_read = n_run = n_timed = 0
     until = math.inf
     with contextlib.closing(job.sink(place)) as sink:

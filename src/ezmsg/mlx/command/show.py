@@ -52,9 +52,9 @@ def _parse(prog: str, arguments: list[str]) -> argparse.Namespace:
     options.output = options.output or options.results.with_name(f"{options.results.name}.png")
     for name in ("start", "stop"):
         if (value := getattr(options, name)) is not None and not math.isfinite(value):
-            parser.error(f"argument --{name}: it is {value}; allowed is a finite number")
+            parser.error(f"argument --{name}: must be a finite number, got {value}")
     if options.output.suffix not in (".png", ".pdf", ".svg"):
-        parser.error(f"argument --output: it is {str(options.output)!r}; allowed are names in .png, .pdf and .svg")
+        parser.error(f"argument --output: must be a name in .png, .pdf or .svg, got {str(options.output)!r}")
     if not options.output.absolute().parent.is_dir():
         parser.error(f"argument --output: there is no folder {str(options.output.parent)!r}")
     return options
@@ -84,9 +84,9 @@ def _channels(found: "Overview", asked: str | None) -> list[int]:
         labels = [label.strip() for label in asked.split(",")]
         if unknown := [label for label in labels if label not in found.labels]:
             known = ", ".join(found.labels[:8]) + (", ..." if len(found.labels) > 8 else "")
-            raise UsageError("--channels", f"it is {unknown[0]!r}; allowed are {known}.")
+            raise UsageError("--channels", f"must be {known}, got {unknown[0]!r}")
         if len(labels) > N_TRACES:
-            raise UsageError("--channels", f"it has {len(labels)} channels; allowed are {N_TRACES}.")
+            raise UsageError("--channels", f"must be {N_TRACES} channels at most, got {len(labels)}")
         return [found.labels.index(label) for label in labels]
     low, high = np.nanpercentile(found.middle, (5, 95), axis=0)
     return sorted(np.argsort(low - high, kind="stable")[:N_TRACES].tolist())

@@ -24,7 +24,7 @@ PROVED: tuple[Path, ...] = ("metal", "cuda")
 def _chosen_by_hand() -> Path | None:
     value = os.environ.get(VARIABLE, "")
     if value not in ("", "plain"):
-        raise ValueError(f"{VARIABLE} is {value!r}; allowed is 'plain', or not to set it.")
+        raise ValueError(f"{VARIABLE} must be 'plain' or not set, got {value!r}")
     return "plain" if value else None
 
 
@@ -66,7 +66,7 @@ def check_kernel_path(path: str | None) -> None:
         ValueError: *path* is neither None nor a :data:`~ezmsg.mlx.kernels.contract.Path`.
     """
     if path is not None and path not in get_args(Path):
-        raise ValueError(f"path is {path!r}; allowed are {', '.join(get_args(Path))} and None.")
+        raise ValueError(f"'path' must be one of {', '.join(get_args(Path))} or None, got {path!r}")
 
 
 @functools.cache

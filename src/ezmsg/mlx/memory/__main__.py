@@ -66,7 +66,7 @@ def _parse(prog: str, arguments: list[str] | None) -> argparse.Namespace:
 def _address(text: str) -> Address:
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit():
-        raise argparse.ArgumentTypeError(f"it is {text!r}; allowed is host:port")
+        raise argparse.ArgumentTypeError(f"must be host:port, got {text!r}")
     return Address(host, int(port))
 
 

@@ -464,6 +464,6 @@ def chain_of(chain_factory: Callable[[], Stages], rechunk: RechunkSettings | Non
         TypeError: *chain_factory* is not a callable, or builds no chain.
     """
     if not callable(chain_factory):
-        raise TypeError(f"chain_factory is {chain_factory!r}; allowed is a callable that builds a chain.")
-    steps = steps_of(chain_factory(), "what chain_factory returned")
+        raise TypeError(f"'chain_factory' must be a callable that builds a chain, got {chain_factory!r}")
+    steps = steps_of(chain_factory(), "The result of 'chain_factory'")
     return steps if rechunk is None else [typing.cast(Stage, RechunkTransformer(rechunk)), *steps]

@@ -55,7 +55,7 @@ def register_format(format: RecordingFormat) -> None:
         TypeError: *format* is not a :class:`RecordingFormat`.
     """
     if not isinstance(format, RecordingFormat):
-        raise TypeError(f"format is {format!r}; allowed is a RecordingFormat.")
+        raise TypeError(f"'format' must be a RecordingFormat, got {format!r}")
     _formats.pop(format.name, None)
     _formats[format.name] = format
 
@@ -171,7 +171,7 @@ def _recognised(path: str | os.PathLike, format: str | None) -> tuple[RecordingF
     """The format, and the recording that *path* belongs to."""
     place = _existing(path)
     if not isinstance(format, (str, type(None))):
-        raise TypeError(f"format is {format!r}; allowed are a name and None.")
+        raise TypeError(f"'format' must be a name or None, got {format!r}")
     if format not in (None, "auto"):
         found = _named(format)
         return found, found.locate(place) or place
@@ -189,7 +189,7 @@ def _named(name: str) -> RecordingFormat:
     formats = recording_formats()
     found = formats.get(name) or named_format(name)
     if found is None:
-        raise ValueError(f"format is {name!r}; allowed are auto, {', '.join(formats)} and the names of neo's readers.")
+        raise ValueError(f"'format' must be auto, {', '.join(formats)} or the names of neo's readers, got {name!r}")
     return found
 
 

@@ -79,7 +79,7 @@ def open_reader(path: Path, format: str, options: Mapping[str, object]) -> BaseR
     """
     readers = reader_names()
     if format not in readers:
-        raise ValueError(f"format is {format!r}; allowed are {', '.join(sorted(readers))}.")
+        raise ValueError(f"'format' must be one of {', '.join(sorted(readers))}, got {format!r}")
     reader_class = readers[format]
     with faults_of(path):
         arguments = _ARGUMENTS[format](path) if format in _ARGUMENTS else _arguments(path, reader_class)

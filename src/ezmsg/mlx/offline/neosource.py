@@ -103,9 +103,9 @@ class NeoSource:
     ) -> None:
         check_path("path", path)
         if not isinstance(stream, (str, type(None))):
-            raise TypeError(f"stream is {stream!r}; allowed are a name and None.")
+            raise TypeError(f"'stream' must be a name or None, got {stream!r}")
         if not (segment is None or segment == "all" or (isinstance(segment, int) and not isinstance(segment, bool))):
-            raise TypeError(f"segment is {segment!r}; allowed are a number, 'all' and None.")
+            raise TypeError(f"'segment' must be a number, 'all' or None, got {segment!r}")
         check_number("chunk_mb", chunk_mb)
         self.path, self._format, self._options = Path(path), format, options
         reader = self._reader()
@@ -274,17 +274,17 @@ class RawBinarySource(NeoSource):
         count = check_count("n_channels", n_channels)
         check_count("header_bytes", header_bytes, 0)
         if np.dtype(dtype).kind not in "iuf":
-            raise ValueError(f"dtype is {dtype!r}; allowed are integers and floats.")
+            raise ValueError(f"'dtype' must be integers or floats, got {dtype!r}")
         if not is_real(offset) or not math.isfinite(offset):
-            raise ValueError(f"offset is {offset!r}; allowed is a finite number.")
+            raise ValueError(f"'offset' must be a finite number, got {offset!r}")
         if not isinstance(unit, str):
-            raise TypeError(f"unit is {unit!r}; allowed is text.")
+            raise TypeError(f"'unit' must be text, got {unit!r}")
         gains = np.broadcast_to(np.asarray(gain, np.float64), (count,)) if np.ndim(gain) == 0 else np.asarray(gain)
         names = [f"ch{number}" for number in range(count)] if labels is None else [str(each) for each in labels]
         if gains.shape != (count,):
-            raise ValueError(f"gain is {gain!r}; allowed are a number and {count} numbers, one for each channel.")
+            raise ValueError(f"'gain' must be a number or {count} numbers, one for each channel, got {gain!r}")
         if len(names) != count:
-            raise ValueError(f"labels is {labels!r}; allowed are {count} names, one for each channel.")
+            raise ValueError(f"'labels' must be {count} names, one for each channel, got {labels!r}")
         self._given = Channels(np.array(names), rate, gains, np.full(count, float(offset)), [unit] * count)
         super().__init__(
             path,

@@ -499,7 +499,7 @@ class NWBSource:
     def __init__(self, path: str | os.PathLike, series: str | None = None, *, chunk_mb: float = 4.0) -> None:
         check_path("path", path)
         if not isinstance(series, (str, type(None))):
-            raise TypeError(f"series is {series!r}; allowed are a name and None.")
+            raise TypeError(f"'series' must be a name or None, got {series!r}")
         check_number("chunk_mb", chunk_mb)
         self.path = Path(path)
         import_extra("h5py")
@@ -618,7 +618,7 @@ def _open(
     path: Path, *, stream: str | None = None, segment: int | str | None = None, **options: typing.Any
 ) -> NWBSource:
     if segment not in (None, 0, "all"):
-        raise ValueError(f"segment is {segment!r}; allowed is 0, since a series of an NWB file is one segment.")
+        raise ValueError(f"'segment' must be 0, since a series of an NWB file is one segment, got {segment!r}")
     return NWBSource(path, stream, **options)
 
 

@@ -348,9 +348,9 @@ def process_recording(
         ("sink", sink, "append", "a sink of results, for example a ZarrSink"),
     ):
         if not callable(getattr(value, method, None)):
-            raise TypeError(f"{argument} is {value!r}; allowed is {allowed}.")
+            raise TypeError(f"{argument!r} must be {allowed}, got {value!r}")
     if not (progress is None or progress is False or callable(progress)):
-        raise TypeError(f"progress is {progress!r}; allowed are a callable, False and None.")
+        raise TypeError(f"'progress' must be a callable, False or None, got {progress!r}")
     options = _options(chain_factory, rechunk, checkpoint_seconds, workers, margin, tolerance)
     if source.n_samples < 1:
         raise ValueError(f"{source.identity} has no samples.")
@@ -400,7 +400,7 @@ def process_recordings(
         The number of a recording, and what was done or the error that ended it.
     """
     if not (progress is None or callable(progress)):
-        raise TypeError(f"progress is {progress!r}; allowed are a callable and None.")
+        raise TypeError(f"'progress' must be a callable or None, got {progress!r}")
     options = _options(chain_factory, rechunk, checkpoint_seconds, workers, margin, tolerance)
     return _outcomes(recordings, options, workers, progress)
 
@@ -442,9 +442,9 @@ def _options(
 ) -> Options:
     """The options, checked."""
     if not callable(chain_factory):
-        raise TypeError(f"chain_factory is {chain_factory!r}; allowed is a callable that builds a chain.")
+        raise TypeError(f"'chain_factory' must be a callable that builds a chain, got {chain_factory!r}")
     if not isinstance(rechunk, (RechunkSettings, type(None))):
-        raise TypeError(f"rechunk is {rechunk!r}; allowed are RechunkSettings and None.")
+        raise TypeError(f"'rechunk' must be RechunkSettings or None, got {rechunk!r}")
     check_number("checkpoint_seconds", checkpoint_seconds, infinite=True)
     if workers is not None and not isinstance(workers, Executor):
         check_count("workers", workers, 1)

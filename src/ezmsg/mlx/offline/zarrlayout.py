@@ -59,12 +59,12 @@ class ResultLayout:
             if value is not None:
                 check_count(name, value, 1)
         if self.dtype is not None and self.dtype not in DTYPES:
-            raise ValueError(f"dtype is {self.dtype!r}; allowed are None and {', '.join(map(repr, DTYPES))}.")
+            raise ValueError(f"'dtype' must be None or one of {', '.join(map(repr, DTYPES))}, got {self.dtype!r}")
         compressor = self.compressor
         if compressor is None or (isinstance(compressor, str) and compressor == "default"):
             return
         if not isinstance(compressor, import_extra("numcodecs.abc").Codec):
-            raise TypeError(f'compressor is {compressor!r}; allowed are a codec of numcodecs, None and "default".')
+            raise TypeError(f"'compressor' must be a codec of numcodecs, None or 'default', got {compressor!r}")
 
     def converted(self, data: typing.Any) -> npt.NDArray:
         """Data of results as what is kept: integers are rounded to the nearest one and saturate."""

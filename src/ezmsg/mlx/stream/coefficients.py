@@ -38,14 +38,14 @@ def check_sos(sos: object, *, name: str = "sos") -> Float64:
     except ValueError:
         raise TypeError(f"{name} is not an array: its rows differ in length.") from None
     if given.dtype.kind not in "fiu":
-        raise TypeError(f"{name} has dtype {given.dtype}; allowed are real numbers.")
+        raise TypeError(f"{name!r} must hold real numbers, got dtype {given.dtype}")
     array = np.array(given, dtype=np.float64, order="C", ndmin=2)
     if array.ndim != 2 or array.shape[1] != 6 or not len(array):
-        raise ValueError(f"{name} has shape {given.shape}; allowed is (n_sections, 6) with one section or more.")
+        raise ValueError(f"{name!r} must have the shape (n_sections, 6), with one section or more, got {given.shape}")
     if not np.isfinite(array).all():
         raise ValueError(f"{name} has coefficients that are not finite.")
     if (array[:, 3] != 1.0).any():
-        raise ValueError(f"{name}[:, 3] is {array[:, 3].tolist()}; allowed are ones only.")
+        raise ValueError(f"'{name}[:, 3]' must be ones, got {array[:, 3].tolist()}")
     return array
 
 
@@ -59,23 +59,23 @@ def check_ba(coefs: object, *, name: str = "coefs") -> tuple[npt.NDArray, npt.ND
     # ezmsg-sigproc's filters load MLX.
     from ezmsg.sigproc.filter import FilterCoefficients
 
-    allowed = "a tuple (b, a) of arrays of numbers and FilterCoefficients"
+    allowed = "a tuple (b, a) of arrays of numbers or FilterCoefficients"
     pair = (coefs.b, coefs.a) if isinstance(coefs, FilterCoefficients) else coefs
     if not isinstance(pair, tuple) or len(pair) != 2:
         hint = "; for second-order sections set coef_type='sos'" if getattr(coefs, "ndim", 0) == 2 else ""
-        raise TypeError(f"{name} is a {type(coefs).__name__}; allowed with coef_type 'ba' are {allowed}{hint}.")
+        raise TypeError(f"{name!r} must be {allowed} with coef_type 'ba', got a {type(coefs).__name__}{hint}")
     arrays = []
     for part, given in zip("ba", pair, strict=True):
         array = np.asarray(given)
         if array.dtype.kind not in "fiuc":
-            raise TypeError(f"{part} of {name} has dtype {array.dtype}; allowed are numbers.")
+            raise TypeError(f"{part!r} of {name!r} must hold numbers, got dtype {array.dtype}")
         if array.ndim != 1 or not array.size:
-            raise ValueError(f"{part} of {name} has shape {array.shape}; allowed is one dimension, not empty.")
+            raise ValueError(f"{part!r} of {name!r} must have one dimension and not be empty, got shape {array.shape}")
         if not np.isfinite(array).all():
-            raise ValueError(f"{part} of {name} has coefficients that are not finite.")
+            raise ValueError(f"{part!r} of {name!r} must be finite")
         arrays.append(array)
     if arrays[1][0] == 0:
-        raise ValueError(f"a of {name} begins with 0; allowed is any other number.")
+        raise ValueError(f"'a' of {name!r} must not begin with 0")
     return arrays[0], arrays[1]
 
 

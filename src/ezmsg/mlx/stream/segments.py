@@ -83,7 +83,7 @@ def sampling_period(message: AxisArray, dim: str, operation: str) -> float:
             "period."
         )
     if not (math.isfinite(axis.gain) and axis.gain > 0):
-        raise ValueError(f"The axis of the stream dimension {dim!r} has gain {axis.gain!r}; allowed is a number > 0.")
+        raise ValueError(f"The axis of the stream dimension {dim!r} must have a gain > 0, got {axis.gain!r}")
     return float(axis.gain)
 
 

@@ -60,7 +60,7 @@ def check_number(name: str, value: float, *, zero: bool = False, infinite: bool 
         TypeError: *value* is not a real number; bool does not count as one.
         ValueError: It is NaN, or not in the range.
     """
-    error = f"{name} is {value!r}; allowed is a {'' if infinite else 'finite '}number {'>=' if zero else '>'} 0."
+    error = f"{name!r} must be a {'' if infinite else 'finite '}number {'>=' if zero else '>'} 0, got {value!r}"
     if not is_real(value):
         raise TypeError(error)
     number = as_float(value)
@@ -81,7 +81,7 @@ def check_count(name: str, value: int, smallest: int = 1) -> int:
         TypeError: *value* is not an integer; bool does not count as one.
         ValueError: It is smaller than *smallest*.
     """
-    error = f"{name} is {value!r}; allowed is an integer >= {smallest}."
+    error = f"{name!r} must be an integer of at least {smallest}, got {value!r}"
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
         raise TypeError(error)
     if value < smallest:
@@ -96,7 +96,7 @@ def check_path(name: str, value: str | os.PathLike[str]) -> None:
         TypeError: *value* is neither text nor a path.
     """
     if not isinstance(value, (str, os.PathLike)):
-        raise TypeError(f"{name} is {value!r}; allowed is a path.")
+        raise TypeError(f"{name!r} must be a path, got {value!r}")
 
 
 def check_fields(settings: object, *, flags: tuple[str, ...] = (), names: tuple[str, ...] = ()) -> None:
@@ -112,10 +112,10 @@ def check_fields(settings: object, *, flags: tuple[str, ...] = (), names: tuple[
     """
     for field in flags:
         if not isinstance(value := getattr(settings, field), (bool, np.bool_)):
-            raise TypeError(f"{field} is {value!r}; allowed are True and False.")
+            raise TypeError(f"{field!r} must be True or False, got {value!r}")
     for field in names:
         if not isinstance(value := getattr(settings, field), (str, type(None))):
-            raise TypeError(f"{field} is {value!r}; allowed are None and a name.")
+            raise TypeError(f"{field!r} must be None or a name, got {value!r}")
 
 
 def check_message(message: AxisArray, taker: object) -> None:
@@ -139,9 +139,9 @@ def check_mlx(x: mx.array, zi: mx.array | None) -> None:
     import mlx.core as mx
 
     if not isinstance(x, mx.array):
-        raise TypeError(f"x is a {type(x).__name__}; allowed is an MLX array.")
+        raise TypeError(f"'x' must be an MLX array, got a {type(x).__name__}")
     if zi is not None and not isinstance(zi, mx.array):
-        raise TypeError(f"zi is a {type(zi).__name__}; allowed are an MLX array and None.")
+        raise TypeError(f"'zi' must be an MLX array or None, got a {type(zi).__name__}")
 
 
 SettingsT = TypeVar("SettingsT", bound=ez.Settings)
@@ -180,7 +180,7 @@ def own_settings(kind: type[SettingsT], given: ez.Settings) -> SettingsT:
     if not isinstance(given, extended) and (
         not isinstance(given, ez.Settings) or {field.name for field in dataclasses.fields(given)} != names
     ):
-        raise TypeError(f"settings is {given!r}; allowed is {kind.__module__}.{kind.__name__}.")
+        raise TypeError(f"'settings' must be {kind.__module__}.{kind.__name__}, got {given!r}")
     # Warned about when *given* was built.
     with suppress_axis_deprecation():
         return kind(**{name: getattr(given, name) for name in names if hasattr(given, name)})
@@ -256,7 +256,7 @@ Stages: TypeAlias = Stage | Sequence[Stage]
 """One step, or several that are applied in order."""
 
 
-def steps_of(chain: Stages, name: str = "chain") -> list[Stage]:
+def steps_of(chain: Stages, name: str = "'chain'") -> list[Stage]:
     """The steps of *chain* as a list; for the error, the caller calls it *name*.
 
     Raises:
@@ -264,7 +264,7 @@ def steps_of(chain: Stages, name: str = "chain") -> list[Stage]:
     """
     steps = list(chain) if isinstance(chain, Sequence) else [chain]
     if not steps or not all(map(callable, steps)):
-        raise TypeError(f"{name} is {chain!r}; allowed is a callable or a sequence of one or more callables.")
+        raise TypeError(f"{name} must be a callable or a sequence of one or more callables, got {chain!r}")
     return steps
 
 
