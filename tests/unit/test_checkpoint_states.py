@@ -41,9 +41,16 @@ FACTORIES = {
     "DetrendTransformer": {"time_constant": 0.05},
     "EWMATransformer": {"time_constant": 0.05},
     "FilterTransformer": {"coefs": None},
+    "LinearRegressorTransformer": {"weights": np.ones((4, 2)), "intercept": np.ones(2)},
     "PowTransformer": {"exponent": 2.0},
     "ReadLateTransformer": {"depth": 2},
     "RechunkTransformer": {},
+    "RefitKalmanFilterTransformer": {
+        "A_state_transition_matrix": 0.9 * np.eye(2),
+        "W_process_noise_covariance": np.eye(2),
+        "H_observation_matrix": np.ones((4, 2)),
+        "Q_measurement_noise_covariance": np.eye(4),
+    },
 }
 
 

@@ -39,8 +39,15 @@ TRANSFORMERS = {
     **ALONG_A_DIMENSION,
     "AsArrayTransformer": {"backend": "numpy"},
     "CommonRereferenceTransformer": {"mode": "median"},
+    "LinearRegressorTransformer": {"weights": np.eye(2)},
     "PowTransformer": {},
     "ReadLateTransformer": {"depth": 0},
+    "RefitKalmanFilterTransformer": {
+        "A_state_transition_matrix": np.eye(1),
+        "W_process_noise_covariance": np.eye(1),
+        "H_observation_matrix": np.ones((2, 1)),
+        "Q_measurement_noise_covariance": np.eye(2),
+    },
 }
 
 SIGPROC = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar, cast
 
 import ezmsg.core as ez
 import ezmsg.sigproc.filter as sigproc
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     import mlx.core as mx
     from ezmsg.sigproc.butterworthfilter import ButterworthFilterSettings
     from ezmsg.sigproc.cheby import ChebyshevFilterSettings
+
+    from .kernels.convolution import FilterBank
 
 KERNEL = "kernel"
 """Where a filter is computed by a kernel of this package, with its state as float32 pairs on MLX's device."""
@@ -138,7 +140,8 @@ class FilterTransformer(TransformerTakesSettings, _Filters, sigproc.FilterTransf
       :func:`ezmsg.mlx.sosfilt.sosfilt` for accuracy and for samples that are not finite.
     - Other *b* and *a* with feedback go through scipy on the host, in float64, and the log warns once. So does all
       with feedback where ``use_mlx_metal`` is False, without a warning.
-    - Taps without feedback are left to ezmsg-sigproc, which convolves on the device.
+    - Taps without feedback are computed on the device, too: :mod:`ezmsg.mlx.kernels.convolution`. A sample that is not
+      finite leaves no result where it takes part.
 
     Like there, each channel begins as if its first sample (on the device: the first finite one) had been there for
     ever, so that an offset makes no transient.
@@ -159,6 +162,9 @@ class FilterTransformer(TransformerTakesSettings, _Filters, sigproc.FilterTransf
     """Those of the settings in force."""
 
     _warned_of: Coefficients | None = None
+
+    _bank: tuple[Coefficients, FilterBank] | None = None
+    """The taps of a filter without feedback, ready to compute with, and what they were given by."""
 
     def __call__(self, message: AxisArray) -> AxisArray:
         """Filter *message*; without coefficients it comes back as it is."""
@@ -326,6 +332,10 @@ class FilterTransformer(TransformerTakesSettings, _Filters, sigproc.FilterTransf
         if isinstance(message.data, np.ndarray):
             return super()._process(message)
         if state.place != KERNEL:
+            if (bank := self._bank_for(message)) is not None:
+                x = as_float32(message.data, _OPERATION)
+                y, state.zi = bank.run_one(x, as_float32(cast("mx.array", state.zi), _OPERATION), state.axis_idx)
+                return replace(message, data=y)
             result = super()._process(for_sigproc(message, state.place))
             return replace(message, data=to_mlx(result.data)) if is_mlx_array(message.data) else result
         path = default_path()
@@ -339,6 +349,20 @@ class FilterTransformer(TransformerTakesSettings, _Filters, sigproc.FilterTransf
         schedule_after(path, zf, first=state.is_fresh)
         state.zi, state.is_fresh = zf, False
         return replace(message, data=y)
+
+    def _bank_for(self, message: AxisArray) -> FilterBank | None:
+        """The taps, for MLX data that they are to filter without feedback; None in all other cases."""
+        coefficients = cast(Coefficients, self._coefficients)
+        if self._state.form != "fir" or not is_mlx_array(message.data) or coefficients.ba is None:
+            return None
+        if self._bank is None or self._bank[0] is not coefficients:
+            b, a = coefficients.ba
+            if b.dtype.kind == "c" or a.dtype.kind == "c":
+                return None
+            from .kernels.convolution import FilterBank
+
+            self._bank = coefficients, FilterBank([b / a[0]])
+        return self._bank[1]
 
 
 class Filter(UnitTakesSettings, BaseTransformerUnit[FilterSettings, AxisArray, AxisArray, FilterTransformer]):
@@ -390,6 +414,9 @@ class FilterByDesign(
         TypeError: What is given is not a message.
     """
 
+    _AS_SECTIONS: ClassVar[bool] = True
+    """Whether MLX data is filtered by sections; not where the design has no feedback."""
+
     _designed_for: SettingsT | None = None
     """The settings that the filter in use was designed for."""
 
@@ -397,12 +424,12 @@ class FilterByDesign(
         """Filter *message*; with an order of 0 it comes back as it is."""
         if type(message) is not AxisArray:
             check_message(message, self)
-        return super().__call__(message) if self.settings.order else message
+        return super().__call__(message) if self._filters() else message
 
     async def __acall__(self, message: AxisArray) -> AxisArray:
         if type(message) is not AxisArray:
             check_message(message, self)
-        return await super().__acall__(message) if self.settings.order else message
+        return await super().__acall__(message) if self._filters() else message
 
     def update_settings(self, new_settings: ez.Settings | None = None, **kwargs: object) -> None:
         """Take other settings, or other values of single fields, from the next message on."""
@@ -412,10 +439,10 @@ class FilterByDesign(
 
     def settling_time(self, tolerance: float, gain: float) -> float:
         """See :class:`ezmsg.mlx.stream.fusible.Settles`."""
-        if not self.settings.order:
+        if not self._filters():
             return 0.0
-        coefs = cast(_Designer, self).get_design_function()(1.0 / gain, coef_type="sos")
-        return filter_time(coefs, "sos", tolerance, gain)
+        coef_type = "sos" if self._AS_SECTIONS else self.settings.coef_type
+        return filter_time(self._designed(1.0 / gain, coef_type), coef_type, tolerance, gain)
 
     def _hash_message(self, message: AxisArray) -> int:
         if self._state.filter is not None:
@@ -438,19 +465,27 @@ class FilterByDesign(
             self._designed_for = self.settings
         return child(message)
 
+    def _filters(self) -> bool:
+        """Whether the settings are those of a filter: not all of them have an order."""
+        return bool(getattr(self.settings, "order", 1))
+
     def _coef_type_for(self, message: AxisArray) -> str:
         # An analog design has no use on samples. It stays what ezmsg-sigproc makes of it.
-        is_digital = not getattr(self.settings, "analog", False)
+        is_digital = self._AS_SECTIONS and not getattr(self.settings, "analog", False)
         return "sos" if is_digital and is_mlx_array(message.data) else self.settings.coef_type
+
+    def _designed(self, rate: float, coef_type: str) -> tuple[npt.NDArray, npt.NDArray] | npt.NDArray | None:
+        """The coefficients for a sampling rate in Hz, in the form *coef_type*."""
+        design = cast(_Designer, self).get_design_function()
+        return design(rate) if coef_type == self.settings.coef_type else design(rate, coef_type=coef_type)
 
     def _filter_settings(self, message: AxisArray) -> FilterSettings:
         """The filter that the settings describe, for the sampling rate and the kind of data of *message*."""
         dim = stream_dimension(self, message, _DESIGNING)
         rate = 1.0 / sampling_period(message, dim, _DESIGNING)
         coef_type = self._coef_type_for(message)
-        design = cast(_Designer, self).get_design_function()
         try:
-            coefs = design(rate) if coef_type == self.settings.coef_type else design(rate, coef_type=coef_type)
+            coefs = self._designed(rate, coef_type)
         except (ValueError, TypeError) as error:
             raise ValueError(f"{self.settings!r} does not describe a filter at {rate:g} Hz: {error}") from error
         with suppress_axis_deprecation():
