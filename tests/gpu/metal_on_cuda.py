@@ -156,18 +156,23 @@ WAYS = [
 ]
 
 
-def run_way(way: Way, group: str, part: int, out: pathlib.Path) -> dict:
+def run_way(way: Way, group: str, part: int, folder: pathlib.Path) -> dict:
     """One part of the cases of a kernel, one way."""
-    file = out / f"{group} {way.name} {part}.json".replace(" ", "_")
-    file.unlink(missing_ok=True)
+    file = folder / f"{group} {way.name} {part}.json"
     before = sanitized(way.tool) if way.tool else []
     outcome = run_process(["--cases", group, part, way.n_parts, file], before=before, **way.env)
-    found = (
-        json.loads(file.read_text()) if file.exists() else {"passed": 0, "failed": {"process": outcome.output[-1500:]}}
-    )
-    if outcome.code or found["failed"]:
-        file.with_suffix(".txt").write_text(outcome.output[-20000:])
-    return {"group": group, "way": way.name, "findings": bool(outcome.code), "seconds": outcome.seconds, **found}
+    # What the process did not come to write.
+    lost = {"passed": 0, "failed": {"process": outcome.output[-1500:]}}
+    found = json.loads(file.read_text()) if file.exists() else lost
+    is_right = outcome.code == 0 and not found["failed"]
+    return {
+        "group": group,
+        "way": way.name,
+        "findings": outcome.code != 0,
+        "seconds": outcome.seconds,
+        "output": "" if is_right else outcome.output[-20000:],
+        **found,
+    }
 
 
 def judged(number: int) -> dict:
@@ -239,20 +244,19 @@ def run_everything(arguments: argparse.Namespace) -> int:
     groups = [group for group in suite() if not arguments.only or group in arguments.only]
     numbers = [i for i, mutant in enumerate(MUTANTS) if not arguments.only or mutant.recurrence in arguments.only]
     parts = [(way, group, part) for way in WAYS for group in groups for part in range(way.n_parts)]
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        concurrent.futures.ThreadPoolExecutor(arguments.workers) as pool,
-    ):
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(arguments.workers) as pool:
         os.environ["EZMSG_MLX_METAL_CUBINS"] = os.environ.get("EZMSG_MLX_METAL_CUBINS", folder)
         start = time.monotonic()
         # Those of the sanitizers take longest.
-        running = [pool.submit(run_way, way, group, part, arguments.out) for way, group, part in reversed(parts)]
+        running = [pool.submit(run_way, way, group, part, pathlib.Path(folder)) for way, group, part in reversed(parts)]
         mutants = [pool.submit(judged, number) for number in ([] if arguments.without_mutants else numbers)]
         results = [each.result() for each in reversed(running)]
         print(f"all cases after {time.monotonic() - start:.0f} s", flush=True)
         judgements = [each.result() for each in mutants]
         print(f"all mutants after {time.monotonic() - start:.0f} s", flush=True)
     lines = list(tables(results, judgements))
+    findings = [f"=== {each['group']}, {each['way']}\n{each.pop('output')}\n" for each in results]
+    (arguments.out / "metal_findings.txt").write_text("".join(text for text in findings if text.count("\n") > 2))
     found = {"results": results, "mutants": judgements}
     (arguments.out / "metal_on_cuda.json").write_text(json.dumps(found, indent=1))
     print("\n".join(lines))
