@@ -423,7 +423,7 @@ def test_other_backends_are_left_to_sigproc(tmp_path):
                 try:
                     AsArraySettings(name, nonsense)
                 except TypeError as error:
-                    assert f"allowed with backend {name} are None and the name of a dtype" in str(error)
+                    assert f"must be None or the name of a dtype with backend {name}" in str(error)
                 else:
                     raise AssertionError
         """,
