@@ -112,7 +112,7 @@ def test_which_tiles_were_quick_changes_no_bit(case, bad, monkeypatch):
 @pytest.mark.parametrize("n_states, n_words", [(1, 1), (2, 2), (4, 3)])
 @pytest.mark.parametrize("n_tiles, n_channels", [(1, 1), (5, 7), (3, 257)])
 def test_nothing_is_told_at_first(n_tiles, n_states, n_channels, n_words):
-    told = np.asarray(lookback.nothing_told(n_tiles, n_states, n_channels)())
+    told = np.asarray(lookback.nothing_published(n_tiles, n_states, n_channels)())
     assert told.dtype == np.int64 and told.nbytes >= 16 * n_tiles * n_words * n_channels and not told.any()
 
 

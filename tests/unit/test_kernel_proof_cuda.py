@@ -25,12 +25,12 @@ MODULES = {"ewma": ewma, "zscore": zscore, "sosfilt": sosfilt}
 
 FAULTS = [
     # A state that is not gone on from, by the kernel for short messages and by that for long ones.
-    ("ewma", "ewma_lone.cu", "pair_at(zi + 2 * n_channels, channel, n_channels)", "0.0"),
+    ("ewma", "ewma_short.cu", "pair_at(zi + 2 * n_channels, channel, n_channels)", "0.0"),
     ("sosfilt", "sosfilt_long.cu", "state[i] = state_at(zi, pass * SIZE + i, channel, n_channels);", "state[i] = 0.0;"),
     # A thread whose samples the tiles behind do not learn of.
     ("zscore", "zscore_long.cu", "for (int i = 1; i < THREADS; ++i) {", "for (int i = 2; i < THREADS; ++i) {"),
     # Not even C++.
-    ("zscore", "zscore_lone.cu", "Moments before", "Moment before"),
+    ("zscore", "zscore_short.cu", "Moments before", "Moment before"),
 ]
 
 pytestmark = pytest.mark.skipif(cuda_emulation.COMPILER is None, reason="needs Linux and a C++ compiler")
@@ -67,7 +67,7 @@ def test_kernels_that_are_right_are_used(recurrence, caplog, monkeypatch):
 
     monkeypatch.setattr(cuda_emulation.CudaKernel, "__call__", note)
     assert kernels.kernel(recurrence, "cuda") is MODULES[recurrence]
-    assert {"lone", "long"} <= launched and not caplog.records
+    assert {"short", "long"} <= launched and not caplog.records
     launched.clear()
     assert kernels.kernel(recurrence, "cuda") is MODULES[recurrence]
     assert not launched
@@ -120,5 +120,5 @@ def test_the_thread_of_the_caller_is_used():
 
 
 def test_messages_are_of_both_kinds():
-    lengths = {len(message) > ewma.LONE_TILE for message in proof._messages("cuda")}
+    lengths = {len(message) > ewma.SHORT_TILE for message in proof._messages("cuda")}
     assert lengths == {False, True} and not np.isfinite(np.concatenate(proof._messages("cuda"))).all()

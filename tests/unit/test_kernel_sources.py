@@ -12,7 +12,7 @@ from ezmsg.mlx.kernels.layout import LARGEST_SAMPLE
 from ezmsg.mlx.kernels.sources import made_small, read_source
 
 CUDA = "ezmsg.mlx.kernels.cuda"
-KERNELS = ("ewma_lone", "ewma_long", "sosfilt_lone", "sosfilt_long", "nothing_told")
+KERNELS = ("ewma_short", "ewma_long", "sosfilt_short", "sosfilt_long", "nothing_published")
 
 
 def test_comments_and_indentation_go_and_directives_keep_their_lines():
@@ -34,7 +34,7 @@ def test_a_part_of_a_body_may_stand_in_several_kernels():
 
 
 def test_a_source_without_a_kernel_is_refused():
-    with pytest.raises(ValueError, match=r"ewma\.cuh of .* has no kernel; allowed is"):
+    with pytest.raises(ValueError, match=r"ewma\.cuh of .* must have a KERNEL"):
         read_source(CUDA, "ewma.cuh")
 
 
@@ -42,18 +42,18 @@ def test_constants_are_in_the_source_and_the_name(monkeypatch):
     kernels = []
     monkeypatch.setattr(mx.fast, "cuda_kernel", lambda **arguments: kernels.append(arguments))
     # Past what remembers kernels, which other tests use.
-    cuda_kernel.__wrapped__("nothing_told", (), ("told",), WORDS=3)
+    cuda_kernel.__wrapped__("nothing_published", (), ("published",), WORDS=3)
     assert kernels == [
         {
-            "name": "ezmsg_mlx_nothing_told_3",
+            "name": "ezmsg_mlx_nothing_published_3",
             "input_names": [],
-            "output_names": ["told"],
+            "output_names": ["published"],
             "header": "",
-            "source": "constexpr int WORDS = 3;\n" + read_source(CUDA, "nothing_told.cu")[1],
+            "source": "constexpr int WORDS = 3;\n" + read_source(CUDA, "nothing_published.cu")[1],
         }
     ]
 
 
 def test_the_largest_sample_is_the_same_in_python_and_in_the_sources():
-    header, _ = read_source(CUDA, "sosfilt_lone.cu")
+    header, _ = read_source(CUDA, "sosfilt_short.cu")
     assert np.float32(re.search(r"LARGEST_SAMPLE = ([\d.e+]+)f;", header)[1]) == LARGEST_SAMPLE

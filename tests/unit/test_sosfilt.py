@@ -129,5 +129,5 @@ def test_transition_of_a_section_over_the_samples_of_a_cuda_thread():
     for section in BAND_PASS:
         over = sosfilt.table(section[None])[5:9].reshape(2, 2)
         for start in np.eye(2):
-            _, last = SOSFILT.reference(np.zeros(sosfilt.LONE_SAMPLES), section[None], start[None])
+            _, last = SOSFILT.reference(np.zeros(sosfilt.SHORT_SAMPLES), section[None], start[None])
             np.testing.assert_allclose(over @ start, last[0], rtol=1e-12, atol=1e-12)

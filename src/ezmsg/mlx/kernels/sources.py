@@ -32,7 +32,7 @@ def read_source(package: str, name: str) -> tuple[str, str]:
     text = _with_includes(package, name, set())
     found = _BODY.search(text)
     if found is None:
-        raise ValueError(f"{name} of {package} has no kernel; allowed is a source with KERNEL {{ ... }}.")
+        raise ValueError(f"{name} of {package} must have a KERNEL {{ ... }}")
     return made_small(text[: found.start()]), made_small(found[1] or found[2])
 
 

@@ -18,19 +18,30 @@ import mlx.core as mx
 import numpy as np
 
 from ...scan import chunked_scan
-from ..layout import decays_and_gains, time_back, time_first
-from .kernel import LANES, LONG_INPUTS, SAMPLES, THREADS, TILE, Launch, blocks, cuda_kernel, launch_of, nothing_told
+from ..layout import buffer_length, decays_and_gains, time_back, time_first
+from .kernel import (
+    LANES,
+    LONG_INPUTS,
+    SAMPLES,
+    THREADS,
+    TILE,
+    Launch,
+    blocks,
+    cuda_kernel,
+    launch_of,
+    nothing_published,
+)
 
-LONE_SAMPLES = 32
+SHORT_SAMPLES = 32
 """Samples of one thread in a message that is one block along time."""
 
-LONE_THREADS = 16
+SHORT_THREADS = 16
 """Threads of a block along time for such a message."""
 
-LONE_TILE = LONE_THREADS * LONE_SAMPLES
+SHORT_TILE = SHORT_THREADS * SHORT_SAMPLES
 """Samples of the largest such message."""
 
-GAINS = 4 + max(LONE_SAMPLES, SAMPLES) + 1
+GAINS = 4 + max(SHORT_SAMPLES, SAMPLES) + 1
 """Where the table has what a weight has gained of what it lacked, after 0 samples of a thread or more."""
 
 
@@ -43,27 +54,27 @@ def _table(alpha: float) -> mx.array:
         return [high, value - high]
 
     decays, gains = decays_and_gains(alpha, TILE)
-    most = max(LONE_SAMPLES, SAMPLES) + 1
+    most = max(SHORT_SAMPLES, SAMPLES) + 1
     return mx.array(np.array([*pair(alpha), *pair(decays[TILE]), *decays[:most], *gains[:most]], np.float32))
 
 
 @functools.lru_cache(maxsize=256)
 def _launch(alpha: float, n_samples: int, n_channels: int, n_states: int) -> Launch:
-    size = grid_size(n_samples)
+    size = buffer_length(n_samples)
     shapes = [(size, n_channels), (n_states, n_channels)]
     of_state = {"WEIGHTED": int(n_states == 4), "GAINS": GAINS}
-    if n_samples <= LONE_TILE:
+    if n_samples <= SHORT_TILE:
         lanes = min(LANES, 1 << (n_channels - 1).bit_length())
-        grid = (-(-n_channels // lanes) * lanes, LONE_THREADS, 1)
+        grid = (-(-n_channels // lanes) * lanes, SHORT_THREADS, 1)
         kernel = cuda_kernel(
-            "ewma_lone", LANES=lanes, SAMPLES=LONE_SAMPLES, THREADS=LONE_THREADS, TILE=LONE_TILE, **of_state
+            "ewma_short", LANES=lanes, SAMPLES=SHORT_SAMPLES, THREADS=SHORT_THREADS, TILE=SHORT_TILE, **of_state
         )
-        of_message = {"grid": grid, "threadgroup": (lanes, LONE_THREADS, 1)}
+        of_message = {"grid": grid, "threadgroup": (lanes, SHORT_THREADS, 1)}
         return launch_of(kernel, _table(alpha), shapes, of_message)
     # For as many samples as the buffer has, of which there are fewer lengths.
-    told = nothing_told(-(-size // TILE), n_states // 2, n_channels)
+    published = nothing_published(-(-size // TILE), n_states // 2, n_channels)
     kernel = cuda_kernel("ewma_long", LONG_INPUTS, LANES=LANES, SAMPLES=SAMPLES, THREADS=THREADS, TILE=TILE, **of_state)
-    return launch_of(kernel, _table(alpha), shapes, blocks(n_samples, n_channels), told)
+    return launch_of(kernel, _table(alpha), shapes, blocks(n_samples, n_channels), published)
 
 
 def compile_ahead(coefficients: float, n_channels: int) -> None:
@@ -73,25 +84,13 @@ def compile_ahead(coefficients: float, n_channels: int) -> None:
 
 @functools.cache
 def _compile_ahead(n_channels: int) -> None:
-    for n_samples, n_states in itertools.product((1, LONE_TILE + 1), (2, 4)):
+    for n_samples, n_states in itertools.product((1, SHORT_TILE + 1), (2, 4)):
         mx.eval(run(mx.zeros((n_samples, n_channels)), 0.5, mx.zeros((n_states, n_channels)), 0, ()))
-
-
-def grid_size(n_samples: int) -> int:
-    """The length in samples of the buffer for *n_samples*: eight lengths an octave, the next that holds them.
-
-    Not exact lengths, so that rare messages share few size classes; at most an eighth is left unused, and
-    unwritten. The few short lengths are exact, which saves the short, steady message the cut.
-    """
-    if n_samples <= LONE_TILE:
-        return n_samples
-    step = 1 << (n_samples - 1).bit_length() - 4
-    return -(-n_samples // step) * step
 
 
 def run(x: mx.array, alpha: float, zi: mx.array, axis: int, chunk_sizes: tuple[int, ...]) -> tuple[mx.array, mx.array]:
     """See :meth:`ezmsg.mlx.kernels.contract.Kernel.run`. Lazy, and compiled for all sizes at once."""
-    n_samples, sizes = x.shape[axis], (grid_size(x.shape[axis]),)
+    n_samples, sizes = x.shape[axis], (buffer_length(x.shape[axis]),)
     if axis == 0 and x.ndim == 2:
         launch = _launch(alpha, n_samples, x.shape[1], zi.shape[0])
         return chunked_scan(x, n_samples, sizes, zi, launch, axis=0, pad=False)

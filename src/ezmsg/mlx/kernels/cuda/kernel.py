@@ -1,9 +1,9 @@
 """Make kernels for CUDA of their sources, and launch them.
 
-Each block takes a tile of samples and 32 channels, computes what the tile makes of a state of zero, and tells it at
+Each block takes a tile of samples and 32 channels, computes what the tile makes of a state of zero, and publishes it at
 once. Then it looks back for the nearest tile of which the state after it is known, goes forward from there over what
-the tiles between have told, and tells the state after its own. So each sample is read and written once. Blocks start
-in the order of their index, so that the tiles that one waits for are running.
+the tiles between have published, and publishes the state after its own. So each sample is read and written once. Blocks
+start in the order of their index, so that the tiles that one waits for are running.
 
 D. Merrill, M. Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back", NVIDIA NVR-2016-002.
 """
@@ -53,7 +53,7 @@ def launch_of(
     table: mx.array,
     shapes: Sequence[tuple[int, ...]],
     blocks: Mapping[str, tuple[int, int, int]],
-    told: Callable[[], mx.array] | None = None,
+    published: Callable[[], mx.array] | None = None,
 ) -> Launch:
     """Launches *kernel* for chunks of one size, with results of *shapes* in float32.
 
@@ -62,26 +62,26 @@ def launch_of(
     arguments = {"output_shapes": list(shapes), "output_dtypes": [mx.float32] * len(shapes), **blocks}
 
     def launch(chunk: mx.array, state: mx.array, size: int, valid_length: mx.array) -> tuple[mx.array, mx.array]:
-        inputs = [chunk, state, table] if told is None else [chunk, state, table, told()]
+        inputs = [chunk, state, table] if published is None else [chunk, state, table, published()]
         y, state = kernel(inputs=inputs, **arguments)
         return y, state
 
     return launch
 
 
-LONG_INPUTS = ("x", "zi", "table", "told")
-"""Inputs of a kernel for long messages, the last being room for what tiles tell each other."""
+LONG_INPUTS = ("x", "zi", "table", "published")
+"""Inputs of a kernel for long messages, the last being room for what tiles publish for each other."""
 
 _WORDS_A_BLOCK = 256
 
 
-def nothing_told(n_tiles: int, n_states: int, n_channels: int) -> Callable[[], mx.array]:
+def nothing_published(n_tiles: int, n_states: int, n_channels: int) -> Callable[[], mx.array]:
     """Gives room for what each tile publishes of its *n_states* states of each channel, with nothing published.
 
     Zeros, in memory of its own each time, since the kernel writes to it: `mx.compile` makes one array of two `mx.zeros`
     of the same shape, and none of what two calls of a kernel give.
     """
-    zeros = cuda_kernel("nothing_told", (), ("told",), WORDS=_WORDS_A_BLOCK)
+    zeros = cuda_kernel("nothing_published", (), ("published",), WORDS=_WORDS_A_BLOCK)
     n_words = -(-n_tiles * (n_states // 2 + 1) * n_channels // _WORDS_A_BLOCK) * _WORDS_A_BLOCK
     arguments = {
         "inputs": [],

@@ -20,20 +20,30 @@ import numpy as np
 import numpy.typing as npt
 
 from ...scan import chunked_scan
-from ..layout import time_back, time_first
-from .ewma import grid_size
-from .kernel import LANES, LONG_INPUTS, SAMPLES, THREADS, TILE, Launch, blocks, cuda_kernel, launch_of, nothing_told
+from ..layout import buffer_length, time_back, time_first
+from .kernel import (
+    LANES,
+    LONG_INPUTS,
+    SAMPLES,
+    THREADS,
+    TILE,
+    Launch,
+    blocks,
+    cuda_kernel,
+    launch_of,
+    nothing_published,
+)
 
-LONE_SAMPLES = 16
+SHORT_SAMPLES = 16
 """Samples that one thread keeps in registers in a message that is one block along time."""
 
-LONE_THREADS = 32
+SHORT_THREADS = 32
 """Threads of a block along time for such a message."""
 
-LONE_TILE = LONE_THREADS * LONE_SAMPLES
+SHORT_TILE = SHORT_THREADS * SHORT_SAMPLES
 """Samples of the largest such message."""
 
-LONE_LANES = 8
+SHORT_LANES = 8
 """Channels of a block for such a message; few, so that 256 channels are spread over 32 multiprocessors."""
 
 SECTIONS = 2
@@ -62,7 +72,7 @@ def _recurrence(sos: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.longdouble
 def table(sos: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """What the kernels need of *sos*.
 
-    Rows, each with the transition over :data:`LONE_SAMPLES`; then the transitions of all sections together over
+    Rows, each with the transition over :data:`SHORT_SAMPLES`; then the transitions of all sections together over
     :data:`SAMPLES` and :data:`TILE`.
 
     In extended precision where the machine has it: the transition of a double pole next to 1 over 256 samples has
@@ -70,7 +80,7 @@ def table(sos: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """
     rows, transition = _recurrence(sos)
     sections = [
-        np.concatenate([row, np.linalg.matrix_power(_recurrence(section[None])[1], LONE_SAMPLES).ravel()])
+        np.concatenate([row, np.linalg.matrix_power(_recurrence(section[None])[1], SHORT_SAMPLES).ravel()])
         for row, section in zip(rows, sos, strict=True)
     ]
     together = [np.linalg.matrix_power(transition, n_samples).ravel() for n_samples in (SAMPLES, TILE)]
@@ -89,21 +99,21 @@ def _device_table(sos: bytes, n_passes: int) -> mx.array:
 @functools.lru_cache(maxsize=256)
 def _launch(sos: bytes, n_samples: int, n_channels: int) -> Launch:
     n_all = len(sos) // _BYTES_A_SECTION
-    size = grid_size(n_samples)
+    size = buffer_length(n_samples)
     shapes = [(size, n_channels), (n_all, 4, n_channels)]
-    if n_samples <= LONE_TILE:
-        lanes = min(LONE_LANES, 1 << (n_channels - 1).bit_length())
-        grid = (lanes * -(-n_channels // lanes), LONE_THREADS, 1)
-        of_message = {"grid": grid, "threadgroup": (lanes, LONE_THREADS, 1)}
-        kernel = cuda_kernel("sosfilt_lone", SECTIONS=n_all, LANES=lanes, SAMPLES=LONE_SAMPLES, THREADS=LONE_THREADS)
+    if n_samples <= SHORT_TILE:
+        lanes = min(SHORT_LANES, 1 << (n_channels - 1).bit_length())
+        grid = (lanes * -(-n_channels // lanes), SHORT_THREADS, 1)
+        of_message = {"grid": grid, "threadgroup": (lanes, SHORT_THREADS, 1)}
+        kernel = cuda_kernel("sosfilt_short", SECTIONS=n_all, LANES=lanes, SAMPLES=SHORT_SAMPLES, THREADS=SHORT_THREADS)
         return launch_of(kernel, _device_table(sos, 1), shapes, of_message)
     n_sections = min(n_all, SECTIONS)
     n_passes = n_all // n_sections
     # For as many samples as the buffer has, of which there are fewer lengths.
-    told = nothing_told(-(-size // TILE) * n_passes, 2 * n_sections, n_channels)
+    published = nothing_published(-(-size // TILE) * n_passes, 2 * n_sections, n_channels)
     of_block = {"LANES": LANES, "SAMPLES": SAMPLES, "THREADS": THREADS, "TILE": TILE}
     kernel = cuda_kernel("sosfilt_long", LONG_INPUTS, SECTIONS=n_sections, PASSES=n_passes, **of_block)
-    return launch_of(kernel, _device_table(sos, n_passes), shapes, blocks(n_samples, n_channels), told)
+    return launch_of(kernel, _device_table(sos, n_passes), shapes, blocks(n_samples, n_channels), published)
 
 
 def compile_ahead(coefficients: npt.NDArray[np.float64], n_channels: int) -> None:
@@ -114,7 +124,7 @@ def compile_ahead(coefficients: npt.NDArray[np.float64], n_channels: int) -> Non
 @functools.cache
 def _compile_ahead(n_sections: int, n_channels: int) -> None:
     sos = np.tile([1.0, 0.0, 0.0, 1.0, 0.0, 0.0], (n_sections, 1))
-    for n_samples in (1, LONE_TILE + 1):
+    for n_samples in (1, SHORT_TILE + 1):
         mx.eval(run(mx.zeros((n_samples, n_channels)), sos, mx.zeros((n_sections, 4, n_channels)), 0, ()))
 
 
@@ -126,9 +136,9 @@ def run(
     is_flat = axis == 0 and x.ndim == 2
     y, start = (x, zi) if is_flat else (time_first(x, axis), time_first(zi, axis + 1, lead=1))
     # In a longer message an odd section comes last, by itself.
-    is_whole = n_samples <= LONE_TILE or n_sections < SECTIONS or n_sections % SECTIONS == 0
+    is_whole = n_samples <= SHORT_TILE or n_sections < SECTIONS or n_sections % SECTIONS == 0
     parts = [(sos, start)] if is_whole else [(sos[:-1], start[:-1]), (sos[-1:], start[-1:])]
-    sizes, states = (grid_size(n_samples),), []
+    sizes, states = (buffer_length(n_samples),), []
     for sections, state in parts:
         launch = _launch(sections.tobytes(), n_samples, y.shape[1])
         y, state = chunked_scan(y, n_samples, sizes, state, launch, axis=0, pad=False)

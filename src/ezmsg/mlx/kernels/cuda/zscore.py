@@ -1,6 +1,6 @@
 """z-scores on CUDA, in the same blocks as averages (:mod:`ezmsg.mlx.kernels.cuda.ewma`).
 
-Each thread goes over its samples twice, from registers or shared memory: for what they are alone, and, once it knows
+Each thread goes over its samples twice, from registers or shared memory: for their own moments, and, once it knows
 the state before them, for their scores. Sample by sample that is float32, with the mean as a pair; what links threads
 and tiles is float64, a few operations each. So each sample is read and written once.
 """
@@ -14,8 +14,19 @@ import numpy as np
 
 from ...scan import chunked_scan
 from ..layout import buffer_length, decays_and_gains, time_back, time_first
-from .ewma import LONE_SAMPLES, LONE_THREADS, LONE_TILE
-from .kernel import LANES, LONG_INPUTS, SAMPLES, THREADS, TILE, Launch, blocks, cuda_kernel, launch_of, nothing_told
+from .ewma import SHORT_SAMPLES, SHORT_THREADS, SHORT_TILE
+from .kernel import (
+    LANES,
+    LONG_INPUTS,
+    SAMPLES,
+    THREADS,
+    TILE,
+    Launch,
+    blocks,
+    cuda_kernel,
+    launch_of,
+    nothing_published,
+)
 
 
 @functools.lru_cache(maxsize=128)
@@ -28,16 +39,16 @@ def _table(alpha: float, n: int) -> mx.array:
 def _launch(alpha: float, n_samples: int, n_channels: int) -> Launch:
     size = buffer_length(n_samples)
     shapes = [(size, n_channels), (6, n_channels)]
-    if n_samples <= LONE_TILE:
+    if n_samples <= SHORT_TILE:
         lanes = min(LANES, 1 << (n_channels - 1).bit_length())
-        grid = (-(-n_channels // lanes) * lanes, LONE_THREADS, 1)
-        kernel = cuda_kernel("zscore_lone", LANES=lanes, SAMPLES=LONE_SAMPLES, THREADS=LONE_THREADS, TILE=LONE_TILE)
-        of_message = {"grid": grid, "threadgroup": (lanes, LONE_THREADS, 1)}
-        return launch_of(kernel, _table(alpha, LONE_TILE), shapes, of_message)
+        grid = (-(-n_channels // lanes) * lanes, SHORT_THREADS, 1)
+        kernel = cuda_kernel("zscore_short", LANES=lanes, SAMPLES=SHORT_SAMPLES, THREADS=SHORT_THREADS, TILE=SHORT_TILE)
+        of_message = {"grid": grid, "threadgroup": (lanes, SHORT_THREADS, 1)}
+        return launch_of(kernel, _table(alpha, SHORT_TILE), shapes, of_message)
     # For as many samples as the buffer has, of which there are fewer lengths.
-    told = nothing_told(-(-size // TILE), 3, n_channels)
+    published = nothing_published(-(-size // TILE), 3, n_channels)
     kernel = cuda_kernel("zscore_long", LONG_INPUTS, LANES=LANES, SAMPLES=SAMPLES, THREADS=THREADS, TILE=TILE)
-    return launch_of(kernel, _table(alpha, TILE), shapes, blocks(n_samples, n_channels), told)
+    return launch_of(kernel, _table(alpha, TILE), shapes, blocks(n_samples, n_channels), published)
 
 
 def compile_ahead(coefficients: float, n_channels: int) -> None:
@@ -47,7 +58,7 @@ def compile_ahead(coefficients: float, n_channels: int) -> None:
 
 @functools.cache
 def _compile_ahead(n_channels: int) -> None:
-    for n_samples in (1, LONE_TILE + 1):
+    for n_samples in (1, SHORT_TILE + 1):
         mx.eval(run(mx.zeros((n_samples, n_channels)), 0.5, mx.zeros((6, n_channels)), 0, ()))
 
 

@@ -1,17 +1,7 @@
 #pragma once
-#include "taken.cuh"
+#include "samples.cuh"
 
 namespace {
-
-__device__ double pair_at(const float* pairs, size_t channel, size_t n_channels) {
-  return double(pairs[channel]) + double(pairs[n_channels + channel]);
-}
-
-__device__ void put_pair(float* pairs, size_t channel, size_t n_channels, double value) {
-  float high = float(value);
-  pairs[channel] = high;
-  pairs[n_channels + channel] = float(value - double(high));
-}
 
 // The average that deviations are taken from, and the state (1 - alpha) * (y[-1] - average) that remains.
 struct Before {

@@ -3,22 +3,12 @@
 #include "lookback.cuh"
 
 KERNEL {
-#include "place.inl"
+#include "indices.inl"
+#include "load_long.inl"
 
-  constexpr int STRIDE = THREADS * LANES;
   constexpr int UNROLL = 8;
   constexpr int UNROLL_SOME = 1;
-  __shared__ float samples_of_all[SAMPLES * STRIDE];
-  float* samples = samples_of_all + thread * LANES + lane;
-  if (inside == SAMPLES) {
-    #pragma unroll
-    for (int i = 0; i < SAMPLES; ++i) begin_copy(samples + i * STRIDE, from + size_t(i) * n_channels);
-    end_copies();
-  } else {
-    #pragma unroll 1
-    for (int i = 0; i < SAMPLES; ++i) samples[i * STRIDE] = i < inside ? from[size_t(i) * n_channels] : no_sample();
-  }
-#include "ewma_alone.inl"
+#include "ewma_local.inl"
 
   __syncthreads();
   // What is left of a state after a tile of which some samples were taken.
@@ -33,7 +23,7 @@ KERNEL {
     float total = 0.0f;
     #pragma unroll
     for (int i = 0; i < THREADS; ++i) {
-      total = fmaf(all_decays[i][lane], total, all_alone[i][lane]);
+      total = fmaf(all_decays[i][lane], total, all_local[i][lane]);
       of_tile += all_finite[i][lane];
     }
     linked[SIZE - 1] = 1.0 - decay_of(of_tile);
@@ -41,7 +31,7 @@ KERNEL {
   }
   double after[SIZE];
   link<SIZE, THREADS, TILE>(
-      told, tile, channel, n_channels, of_tile, linked, after,
+      published, tile, channel, n_channels, of_tile, linked, after,
       [&](double* of_channel) {
         if (WEIGHTED) of_channel[SIZE - 1] = pair_at(zi + 2 * n_channels, channel, n_channels);
         of_channel[0] = before.state;

@@ -2,7 +2,7 @@ float weight = float(weight_before);
   #pragma unroll
 for (int i = 0; i < THREADS - 1; ++i) {
   if (i < thread) {
-    state = fmaf(all_decays[i][lane], state, all_alone[i][lane]);
+    state = fmaf(all_decays[i][lane], state, all_local[i][lane]);
     if (WEIGHTED) weight = fmaf(all_decays[i][lane], weight, all_gains[i][lane]);
   }
 }
@@ -32,7 +32,7 @@ if (n_finite == SAMPLES) {
   }
 }
 if (thread == THREADS - 1 && tile == (n - 1) / TILE) {
-  double of_message = (1.0 - alpha) * before.average + double(fmaf(decays[n_finite], state, alone));
+  double of_message = (1.0 - alpha) * before.average + double(fmaf(decays[n_finite], state, local));
   put_pair(zf, channel, n_channels, of_message);
   if (WEIGHTED) {
     // In float64 again, since the next message goes on from it.

@@ -1,5 +1,5 @@
 #pragma once
-#include "taken.cuh"
+#include "samples.cuh"
 
 constexpr int ROW = 9;
 

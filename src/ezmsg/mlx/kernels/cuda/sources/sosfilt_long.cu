@@ -27,7 +27,7 @@ __device__ float cascade(const Section* sections, double value, double* z) {
 // What *inside* samples make of the state *z*; they are in shared memory, *stride* apart. Returns how many were
 // filtered. *all* is whether SAMPLES are inside, and becomes whether all of them were filtered.
 template <int SECTIONS, int SAMPLES>
-__device__ int run_alone(
+__device__ int run_local(
     const Shared<SECTIONS>& shared, bool& all, int inside, const float* samples, int stride, double* z) {
   Section sections[SECTIONS];
   shared.sections(sections);
@@ -85,11 +85,11 @@ struct Over {
     }
   }
 
-  __device__ void operator()(const double* alone, double* z) const {
+  __device__ void operator()(const double* local, double* z) const {
     double next[2 * SECTIONS];
     #pragma unroll
     for (int i = 0; i < 2 * SECTIONS; ++i) {
-      next[i] = alone[i];
+      next[i] = local[i];
       #pragma unroll
       for (int k = 0; k <= (i | 1); ++k) next[i] = fma(of[i][k], z[k], next[i]);
     }
@@ -98,14 +98,14 @@ struct Over {
   }
 };
 
-// The state *z* goes over a part of *n_samples*, of which *taken* were filtered. *alone* is what they make of a state
+// The state *z* goes over a part of *n_samples*, of which *taken* were filtered. *local* is what they make of a state
 // of zero, and *transition* is that over all.
 template <int SECTIONS>
 __device__ void over_some(const Shared<SECTIONS>& shared, const volatile double (*transition)[2 * SECTIONS],
-    int n_samples, const double* alone, int taken, double* z) {
+    int n_samples, const double* local, int taken, double* z) {
   if (taken == n_samples) {
     Over<SECTIONS> over(transition);
-    over(alone, z);
+    over(local, z);
     return;
   }
   #pragma unroll 1
@@ -115,12 +115,12 @@ __device__ void over_some(const Shared<SECTIONS>& shared, const volatile double 
     cascade<SECTIONS>(sections, 0.0, z);
   }
   #pragma unroll
-  for (int k = 0; k < 2 * SECTIONS; ++k) z[k] += alone[k];
+  for (int k = 0; k < 2 * SECTIONS; ++k) z[k] += local[k];
 }
 
 // The state *z* goes over the parts of the first *n_threads* threads.
 template <int SECTIONS, int THREADS, int SAMPLES>
-__device__ void over_threads(const Shared<SECTIONS>& shared, bool all, const double (*all_alone)[2 * SECTIONS][32],
+__device__ void over_threads(const Shared<SECTIONS>& shared, bool all, const double (*all_local)[2 * SECTIONS][32],
     const int (*all_taken)[32], int n_threads, double* z) {
   int lane = threadIdx.x;
   if (all) {
@@ -128,27 +128,27 @@ __device__ void over_threads(const Shared<SECTIONS>& shared, bool all, const dou
     #pragma unroll
     for (int i = 0; i < THREADS; ++i) {
       if (i < n_threads) {
-        double alone[2 * SECTIONS];
+        double local[2 * SECTIONS];
         #pragma unroll
-        for (int k = 0; k < 2 * SECTIONS; ++k) alone[k] = all_alone[i][k][lane];
-        over(alone, z);
+        for (int k = 0; k < 2 * SECTIONS; ++k) local[k] = all_local[i][k][lane];
+        over(local, z);
       }
     }
     return;
   }
   #pragma unroll 1
   for (int i = 0; i < n_threads; ++i) {
-    double alone[2 * SECTIONS];
+    double local[2 * SECTIONS];
     #pragma unroll
-    for (int k = 0; k < 2 * SECTIONS; ++k) alone[k] = all_alone[i][k][lane];
-    over_some<SECTIONS>(shared, shared.over[0], SAMPLES, alone, all_taken[i][lane], z);
+    for (int k = 0; k < 2 * SECTIONS; ++k) local[k] = all_local[i][k][lane];
+    over_some<SECTIONS>(shared, shared.over[0], SAMPLES, local, all_taken[i][lane], z);
   }
 }
 
 }  // namespace
 
 KERNEL {
-#include "place.inl"
+#include "indices.inl"
 
   constexpr int SIZE = 2 * SECTIONS;
   constexpr int STRIDE = THREADS * LANES;
@@ -161,7 +161,7 @@ KERNEL {
     #pragma unroll 1
     for (int i = 0; i < inside; ++i) begin_copy(samples + i * STRIDE, from + size_t(i) * n_channels);
   }
-  size_t n_told = size_t((n - 1) / TILE + 1) * WORDS<SIZE> * n_channels;
+  size_t n_words = size_t((n - 1) / TILE + 1) * WORDS<SIZE> * n_channels;
   __shared__ Shared<SECTIONS> shared;
   __shared__ double all_z[THREADS][SIZE][LANES];
   __shared__ int all_taken[THREADS][LANES];
@@ -179,7 +179,7 @@ KERNEL {
 
     bool all = inside == SAMPLES;
     double z[SIZE] = {};
-    all_taken[thread][lane] = run_alone<SECTIONS, SAMPLES>(shared, all, inside, samples, STRIDE, z);
+    all_taken[thread][lane] = run_local<SECTIONS, SAMPLES>(shared, all, inside, samples, STRIDE, z);
     #pragma unroll
     for (int i = 0; i < SIZE; ++i) all_z[thread][i][lane] = z[i];
     bool all_of_block = __syncthreads_and(all);
@@ -193,13 +193,13 @@ KERNEL {
     }
     double after[SIZE];
     link<SIZE, THREADS, TILE>(
-        told + 2 * pass * n_told, tile, channel, n_channels, of_tile, state, after,
+        published + 2 * pass * n_words, tile, channel, n_channels, of_tile, state, after,
         [&](double* state) {
           #pragma unroll
           for (int i = 0; i < SIZE; ++i) state[i] = state_at(zi, pass * SIZE + i, channel, n_channels);
         },
-        [&](const double* alone, int taken, double* state) {
-          over_some<SECTIONS>(shared, shared.over[1], TILE, alone, taken, state);
+        [&](const double* local, int taken, double* state) {
+          over_some<SECTIONS>(shared, shared.over[1], TILE, local, taken, state);
         },
         [&] { return Over<SECTIONS>(shared.over[1]); });
     if (thread == 0 && active && tile == (n - 1) / TILE) {

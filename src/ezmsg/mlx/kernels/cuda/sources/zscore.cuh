@@ -1,5 +1,5 @@
 #pragma once
-#include "taken.cuh"
+#include "samples.cuh"
 
 namespace {
 
@@ -57,16 +57,6 @@ struct Running {
 __device__ float score(float off, const Running& state) {
   float rounding = RESOLUTION * state.mean;
   return state.var > fmaxf(rounding * rounding, SMALLEST_VARIANCE) ? off * rsqrtf(state.var) : 0.0f;
-}
-
-__device__ double pair_at(const float* pairs, size_t channel, size_t n_channels) {
-  return double(pairs[channel]) + double(pairs[n_channels + channel]);
-}
-
-__device__ void put_pair(float* pairs, size_t channel, size_t n_channels, double value) {
-  float high = float(value);
-  pairs[channel] = high;
-  pairs[n_channels + channel] = float(value - double(high));
 }
 
 __device__ Moments moments_before(const float* zi, size_t channel, size_t n_channels) {

@@ -3,21 +3,11 @@
 #include "lookback.cuh"
 
 KERNEL {
-#include "place.inl"
+#include "indices.inl"
+#include "load_long.inl"
 
-  constexpr int STRIDE = THREADS * LANES;
   constexpr int UNROLL = 8;
-  __shared__ float samples_of_all[SAMPLES * STRIDE];
-  float* samples = samples_of_all + thread * LANES + lane;
-  if (inside == SAMPLES) {
-    #pragma unroll
-    for (int i = 0; i < SAMPLES; ++i) begin_copy(samples + i * STRIDE, from + size_t(i) * n_channels);
-    end_copies();
-  } else {
-    #pragma unroll 1
-    for (int i = 0; i < SAMPLES; ++i) samples[i * STRIDE] = i < inside ? from[size_t(i) * n_channels] : no_sample();
-  }
-#include "zscore_alone.inl"
+#include "zscore_local.inl"
 
   double linked[3] = {};
   int of_tile = 0;
@@ -41,7 +31,7 @@ KERNEL {
     of_channel[2] = all.weight;
   };
   link<3, THREADS, TILE>(
-      told, tile, channel, n_channels, of_tile, linked, after,
+      published, tile, channel, n_channels, of_tile, linked, after,
       [&](double* of_channel) {
         Moments first_of_all = moments_before(zi, channel, n_channels);
         of_channel[0] = first_of_all.mean;

@@ -20,4 +20,14 @@ __device__ double power(double base, int exponent) {
   return result;
 }
 
+__device__ double pair_at(const float* pairs, size_t channel, size_t n_channels) {
+  return double(pairs[channel]) + double(pairs[n_channels + channel]);
+}
+
+__device__ void put_pair(float* pairs, size_t channel, size_t n_channels, double value) {
+  float high = float(value);
+  pairs[channel] = high;
+  pairs[n_channels + channel] = float(value - double(high));
+}
+
 }  // namespace

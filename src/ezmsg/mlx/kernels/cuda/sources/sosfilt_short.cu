@@ -69,10 +69,10 @@ KERNEL {
     const double* over = doubles(table) + section * ROW + 5;
     double m00 = over[0], m01 = over[1], m10 = over[2], m11 = over[3];
     double z0 = 0.0, z1 = 0.0;
-    double alone[SAMPLES];
+    double local[SAMPLES];
     #pragma unroll
-    for (int i = 0; i < SAMPLES; ++i) alone[i] = values[i];
-    run<SAMPLES>(c, taken, alone, z0, z1);
+    for (int i = 0; i < SAMPLES; ++i) local[i] = values[i];
+    run<SAMPLES>(c, taken, local, z0, z1);
     all_z0[thread][lane] = z0;
     all_z1[thread][lane] = z1;
     __syncthreads();

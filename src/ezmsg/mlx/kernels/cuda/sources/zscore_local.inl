@@ -13,25 +13,25 @@ for (int i = thread * LANES + lane; i <= SAMPLES; i += THREADS * LANES) {
 }
 __syncthreads();
 
-// What this thread's samples are alone.
-Running alone = {0.0f, 0.0f, 0.0f};
+// The moments of this thread's samples alone.
+Running local = {0.0f, 0.0f, 0.0f};
 int n_taken = 0;
   #pragma unroll UNROLL
 for (int i = 0; i < SAMPLES; ++i) {
   float sample = samples[i * STRIDE];
   if (is_scored(sample)) {
     ++n_taken;
-    alone.take(sample, shares[n_taken], rests[n_taken]);
+    local.take(sample, shares[n_taken], rests[n_taken]);
   }
 }
 __shared__ double all_means[THREADS][LANES];
 __shared__ float all_vars[THREADS][LANES];
 __shared__ int all_taken[THREADS][LANES];
-all_means[thread][lane] = double(alone.mean) + double(alone.low);
-all_vars[thread][lane] = alone.var;
+all_means[thread][lane] = double(local.mean) + double(local.low);
+all_vars[thread][lane] = local.var;
 all_taken[thread][lane] = n_taken;
 __syncthreads();
-// What the samples of the first threads are alone.
+// The moments of the samples of the first threads alone.
 auto of_thread = [&](int i) {
   return Moments{all_means[i][lane], double(all_vars[i][lane]), weights[all_taken[i][lane]]};
 };

@@ -12,21 +12,21 @@ for (int i = thread * LANES + lane; i <= SAMPLES; i += THREADS * LANES) {
 }
 
 // What this thread's samples alone make of a state of zero; and in the place of each that is finite, of the average.
-float alone = 0.0f;
+float local = 0.0f;
 int n_finite = 0;
   #pragma unroll UNROLL
 for (int i = 0; i < SAMPLES; ++i) {
   if (is_taken(samples[i * STRIDE])) {
     float deviation = (samples[i * STRIDE] - before.high) - before.low;
-    float moved = fmaf(alpha_f, deviation, alone);
+    float moved = fmaf(alpha_f, deviation, local);
     samples[i * STRIDE] = moved;
-    alone = beta_f * moved;
+    local = beta_f * moved;
     ++n_finite;
   }
 }
-__shared__ float all_alone[THREADS][LANES];
+__shared__ float all_local[THREADS][LANES];
 __shared__ float all_decays[THREADS][LANES];
-all_alone[thread][lane] = alone;
+all_local[thread][lane] = local;
 all_decays[thread][lane] = table[4 + n_finite];
 __shared__ float all_gains[WEIGHTED ? THREADS : 1][LANES];
 if (WEIGHTED) all_gains[thread][lane] = table[GAINS + n_finite];

@@ -1,0 +1,1 @@
+KERNEL { reinterpret_cast<ulonglong2*>(published)[blockIdx.x * size_t(WORDS) + threadIdx.x] = {0, 0}; }
