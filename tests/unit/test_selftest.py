@@ -131,7 +131,7 @@ def test_a_graph_that_does_not_end_is_ended(monkeypatch):
 
 
 def test_the_error_of_a_graph_is_shown():
-    with pytest.raises(selftestchain.GraphError, match=r"exit status 1: .*duration is -1"):
+    with pytest.raises(selftestchain.GraphError, match=r"exit status 1: .*'duration' must be .*, got -1"):
         selftestchain.run_graph(-1)
 
 

@@ -42,7 +42,7 @@ from .chain import ChainTransformer, run_chain
 from .detrend import DetrendTransformer, DetrendUnit
 from .ewma import EWMASettings, EWMATransformer, EWMAUnit
 from .kernels import Recurrence, default_path, kernel
-from .kernels.proof import TOLERANCE, difference_of
+from .kernels.proof import TOLERANCE, difference_of, proofs_of
 from .memory import memory_snapshot
 from .pow import Pow, PowSettings, PowTransformer
 from .simulate import SimulatedAcquisition, SimulatedAcquisitionSettings, simulated_acquisition
@@ -336,13 +336,13 @@ def _calls(shape: tuple[int, int]) -> Calls:
     path, n_channels = default_path(), shape[1]
     x = mx.array(np.random.default_rng(0).standard_normal(shape, np.float32))
     calls: Calls = {"x + 1": lambda: (x + 1,)}
-    shapes = {"ewma": (4, n_channels), "zscore": (6, n_channels), "sosfilt": (len(SECTIONS), 4, n_channels)}
     for recurrence in RECURRENCES:
-        coefficients = SECTIONS if recurrence == "sosfilt" else ALPHA
-        state = mx.zeros(shapes[recurrence])
+        # The last one has the longest state.
+        case = proofs_of(recurrence)[-1]
+        state = mx.zeros((*case.state_shape, n_channels))
         mx.eval(x, state)
         calls[recurrence] = functools.partial(
-            kernel(recurrence, path).run, x, coefficients, state, axis=0, chunk_sizes=(32, 512)
+            kernel(recurrence, path).run, x, case.coefficients, state, axis=0, chunk_sizes=(32, 512)
         )
     if path == "metal":
         from ezmsg.sigproc.util.ewma_mlx_metal import ewma_mlx_metal

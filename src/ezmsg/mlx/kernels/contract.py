@@ -38,7 +38,9 @@ leaves the state of its channel alone.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +56,19 @@ Path = Literal["cpu", "cuda", "metal", "plain"]
 
 CoefficientsT = TypeVar("CoefficientsT", float, npt.NDArray[np.float64], contravariant=True)
 """``alpha`` of an average or of z-scores; the sections, ``(n_sections, 6)``, of a filter."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Proof(Generic[CoefficientsT]):
+    """A recurrence in float64, that kernels are compared with before their first use."""
+
+    coefficients: CoefficientsT
+
+    state_shape: tuple[int, ...]
+    """Of the state of one channel; the last axis is that of the pairs, and all zeros is the start."""
+
+    reference: Callable[[npt.NDArray[np.float64], CoefficientsT], npt.NDArray[np.float64]]
+    """The results for data ``(time, channel)`` in float64, sample by sample."""
 
 
 class Kernel(Protocol[CoefficientsT]):
@@ -81,6 +96,14 @@ class Kernel(Protocol[CoefficientsT]):
 
         For the start of a stream, which would otherwise stop at its first message of the other kind, after a stall.
         """
+        ...
+
+
+class PlainKernel(Kernel[CoefficientsT], Protocol[CoefficientsT]):
+    """A recurrence in plain MLX operations, the one form that each has, with what all others are compared with."""
+
+    def proofs(self) -> Sequence[Proof[CoefficientsT]]:
+        """The cases that a kernel of this recurrence is compared with, one for each form of its state."""
         ...
 
 

@@ -6,19 +6,18 @@ results are known in float64.
 
 from __future__ import annotations
 
+import importlib
 import math
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Sequence
+from typing import cast
 
 import ezmsg.core as ez
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from .contract import Kernel, Path, Recurrence
-
-Float64 = npt.NDArray[np.float64]
+from .contract import Kernel, Path, PlainKernel, Proof, Recurrence
 
 LIMIT = 10.0
 """Seconds after which a kernel counts as one that does not end. Compiling one takes less than a second."""
@@ -26,11 +25,6 @@ LIMIT = 10.0
 TOLERANCE = 1e-4
 """Largest difference from float64, relative to the largest value. Kernels are held to a tenth of that; a fault of a
 compiler shows in the first digits."""
-
-_ALPHA = 0.01
-
-_SECTIONS = np.array([[0.3, 0.6, 0.3, 1.0, 0.4, 0.2], [1.0, -2.0, 1.0, 1.0, -1.9, 0.91]])
-"""One with poles nearer to -1, and one with poles nearer to 1."""
 
 _Sizes = tuple[tuple[int, ...], int]
 
@@ -51,53 +45,10 @@ def _messages(path: Path) -> list[npt.NDArray[np.float32]]:
     return np.split(x, ends[:-1])
 
 
-def _averages(x: Float64, corrected: bool) -> Float64:
-    y, state, weight = x.copy(), np.zeros(x.shape[1]), np.zeros(x.shape[1])
-    for sample, result in zip(x, y, strict=True):
-        taken = np.isfinite(sample)
-        result[taken] = _ALPHA * sample[taken] + state[taken]
-        state[taken] = (1.0 - _ALPHA) * result[taken]
-        weight[taken] += (1.0 - weight[taken]) * _ALPHA
-        if corrected:
-            result[taken] /= weight[taken]
-    return y
-
-
-def _scores(x: Float64) -> Float64:
-    y, mean, variance, weight = x.copy(), *np.zeros((3, x.shape[1]))
-    for sample, result in zip(x, y, strict=True):
-        taken = np.isfinite(sample)
-        rest = (1.0 - _ALPHA) * weight[taken]
-        weight[taken] = rest + _ALPHA
-        share, rest = _ALPHA / weight[taken], rest / weight[taken]
-        delta = sample[taken] - mean[taken]
-        mean[taken] += share * delta
-        variance[taken] = rest * (variance[taken] + share * delta**2)
-        result[taken] = rest * delta / np.sqrt(np.maximum(variance[taken], np.finfo(float).tiny))
-    return y
-
-
-def _sections(x: Float64) -> Float64:
-    y, z = x.copy(), np.zeros((len(_SECTIONS), 2, x.shape[1]))
-    for sample, result in zip(x, y, strict=True):
-        taken = np.isfinite(sample)
-        for (b0, b1, b2, _, a1, a2), state in zip(_SECTIONS, z, strict=True):
-            value = b0 * result[taken] + state[0, taken]
-            state[0, taken] = b1 * result[taken] - a1 * value + state[1, taken]
-            state[1, taken] = b2 * result[taken] - a2 * value
-            result[taken] = value
-    return y
-
-
-def _cases(recurrence: Recurrence) -> Iterator[tuple[Any, tuple[int, ...], Callable[[Float64], Float64]]]:
-    """Coefficients, the shape of a channel's state, and what gives the results."""
-    if recurrence == "ewma":
-        yield _ALPHA, (2,), lambda x: _averages(x, corrected=False)
-        yield _ALPHA, (4,), lambda x: _averages(x, corrected=True)
-    elif recurrence == "zscore":
-        yield _ALPHA, (6,), _scores
-    else:
-        yield _SECTIONS, (len(_SECTIONS), 4), _sections
+def proofs_of(recurrence: Recurrence) -> Sequence[Proof]:
+    """The cases that kernels of *recurrence* are compared with, which stand beside its plain form."""
+    plain = cast(PlainKernel, importlib.import_module(f".plain.{recurrence}", __package__))
+    return plain.proofs()
 
 
 def difference_of(recurrence: Recurrence, kernel: Kernel, path: Path) -> float:
@@ -107,11 +58,11 @@ def difference_of(recurrence: Recurrence, kernel: Kernel, path: Path) -> float:
     """
     messages, largest = _messages(path), 0.0
     x = np.concatenate(messages).astype(np.float64)
-    for coefficients, of_channel, reference in _cases(recurrence):
-        expected, results = reference(x), []
-        state = mx.zeros((*of_channel, x.shape[1]))
+    for case in proofs_of(recurrence):
+        expected, results = case.reference(x, case.coefficients), []
+        state = mx.zeros((*case.state_shape, x.shape[1]))
         for message in messages:
-            y, state = kernel.run(mx.array(message), coefficients, state, 0, (512,))
+            y, state = kernel.run(mx.array(message), case.coefficients, state, 0, (512,))
             results.append(np.array(y))
         found = np.concatenate(results)
         if not np.array_equal(np.isfinite(found), np.isfinite(expected)):

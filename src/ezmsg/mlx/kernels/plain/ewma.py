@@ -7,8 +7,10 @@ import functools
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
 from ...scan import chunked_scan
+from ..contract import Proof
 from ..layout import LARGEST_SAMPLE, decays_and_gains, two_sum
 
 
@@ -130,3 +132,19 @@ def run(x: mx.array, alpha: float, zi: mx.array, axis: int, chunk_sizes: tuple[i
     """See :meth:`ezmsg.mlx.kernels.contract.Kernel.run`. Lazy."""
     average = _corrected if zi.shape[axis] == 4 else _plain
     return average(x, alpha, zi, axis, chunk_sizes)
+
+
+def proofs() -> list[Proof[float]]:
+    """See :class:`~ezmsg.mlx.kernels.contract.PlainKernel`: averages, and averages of the samples so far."""
+    return [Proof(0.01, (2,), averages), Proof(0.01, (4,), functools.partial(averages, corrected=True))]
+
+
+def averages(x: npt.NDArray[np.float64], alpha: float, corrected: bool = False) -> npt.NDArray[np.float64]:
+    """``y[n] = y[n-1] + alpha * (x[n] - y[n-1])`` in float64; *corrected*: divided by ``1 - (1 - alpha)**(n + 1)``."""
+    y, average, weight = x.copy(), np.zeros(x.shape[1]), np.zeros(x.shape[1])
+    for sample, result in zip(x, y, strict=True):
+        taken = np.isfinite(sample)
+        average[taken] += alpha * (sample[taken] - average[taken])
+        weight[taken] += (1.0 - weight[taken]) * alpha
+        result[taken] = average[taken] / (weight[taken] if corrected else 1.0)
+    return y

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...scan import chunked_scan
+from ..contract import Proof
 from ..layout import LARGEST_SAMPLE, time_back, time_first, two_sum
 from ..sections import DifferenceForm
 
@@ -143,3 +144,22 @@ def run(
     flat, flat_zi = time_first(x, axis), time_first(zi, axis + 1, lead=1)
     y, states = chunked_scan(flat, x.shape[axis], chunk_sizes, _split_state(flat_zi, sections), launch, axis=0)
     return time_back(y, x.shape, axis), time_back(_join_state(states, sections), zi.shape, axis + 1, lead=1)
+
+
+def proofs() -> list[Proof[npt.NDArray[np.float64]]]:
+    """See :class:`~ezmsg.mlx.kernels.contract.PlainKernel`: a section with poles near -1, and one with poles near 1."""
+    sections = np.array([[0.3, 0.6, 0.3, 1.0, 0.4, 0.2], [1.0, -2.0, 1.0, 1.0, -1.9, 0.91]])
+    return [Proof(sections, (len(sections), 4), filtered)]
+
+
+def filtered(x: npt.NDArray[np.float64], sos: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """What scipy's ``sosfilt`` gives, sample by sample; a sample that is not finite leaves the state as it is."""
+    y, z = x.copy(), np.zeros((len(sos), 2, x.shape[1]))
+    for sample, result in zip(x, y, strict=True):
+        taken = np.isfinite(sample)
+        for (b0, b1, b2, _, a1, a2), state in zip(sos, z, strict=True):
+            value = b0 * result[taken] + state[0, taken]
+            state[0, taken] = b1 * result[taken] - a1 * value + state[1, taken]
+            state[1, taken] = b2 * result[taken] - a2 * value
+            result[taken] = value
+    return y

@@ -10,8 +10,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
 
 from ...scan import chunked_scan
+from ..contract import Proof
 from ..layout import LARGEST_SCORED, RESOLUTION, SMALLEST_VARIANCE, time_back, time_first, two_sum
 from .ewma import Tables, steps_of
 
@@ -105,3 +108,23 @@ def run(x: mx.array, alpha: float, zi: mx.array, axis: int, chunk_sizes: tuple[i
     flat, state = time_first(x, axis), time_first(zi, axis)
     y, zf = chunked_scan(flat, x.shape[axis], chunk_sizes, state, launch, axis=0)
     return time_back(y, x.shape, axis), time_back(zf, zi.shape, axis)
+
+
+def proofs() -> list[Proof[float]]:
+    """See :class:`~ezmsg.mlx.kernels.contract.PlainKernel`."""
+    return [Proof(0.01, (6,), scores)]
+
+
+def scores(x: npt.NDArray[np.float64], alpha: float) -> npt.NDArray[np.float64]:
+    """The scores of :mod:`ezmsg.mlx.kernels.contract`, sample by sample in float64."""
+    y, mean, variance, weight = x.copy(), *np.zeros((3, x.shape[1]))
+    for sample, result in zip(x, y, strict=True):
+        taken = np.isfinite(sample)
+        rest = (1.0 - alpha) * weight[taken]
+        weight[taken] = rest + alpha
+        share, rest = alpha / weight[taken], rest / weight[taken]
+        delta = sample[taken] - mean[taken]
+        mean[taken] += share * delta
+        variance[taken] = rest * (variance[taken] + share * delta**2)
+        result[taken] = rest * delta / np.sqrt(np.maximum(variance[taken], np.finfo(float).tiny))
+    return y
