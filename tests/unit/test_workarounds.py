@@ -7,6 +7,7 @@ import asyncio
 import gc
 import importlib
 import multiprocessing
+import os
 import sys
 from collections.abc import AsyncGenerator
 from importlib import metadata
@@ -140,6 +141,45 @@ def test_a_second_call_changes_nothing():
     before = ChannelProtocol._reattach_shm, Publisher.__init__, SHMContext.wait_closed
     workarounds.apply_workarounds()
     assert (ChannelProtocol._reattach_shm, Publisher.__init__, SHMContext.wait_closed) == before
+
+
+@in_fresh_process
+def test_one_variable_turns_them_off():
+    from ezmsg.core.messagechannel import ChannelProtocol
+    from ezmsg.core.pubclient import Publisher
+    from ezmsg.core.shm import SHMContext
+
+    os.environ["EZMSG_MLX_WORKAROUNDS"] = "0"
+    importlib.import_module(WORKAROUNDS)
+    found = ChannelProtocol._reattach_shm, Publisher.__init__, SHMContext.wait_closed
+    assert not any(hasattr(method, "__wrapped__") for method in found)
+
+
+@in_fresh_process
+def test_an_ezmsg_without_the_faults_is_left_as_it_is():
+    from ezmsg.core.messagechannel import ChannelProtocol
+    from ezmsg.core.pubclient import Publisher
+    from ezmsg.core.shm import SHMContext
+
+    def frames_available(self):
+        self._reattaching = task = asyncio.create_task(self._reattach_shm())
+        self.tasks.add(task)
+
+    async def broadcast(self, message):
+        for channel in list(self._channels.values()):
+            await channel
+
+    async def wait_closed(self):
+        await asyncio.wait({self._graph_task})
+
+    ChannelProtocol.frames_available, Publisher.broadcast, SHMContext.wait_closed = (
+        frames_available,
+        broadcast,
+        wait_closed,
+    )
+    importlib.import_module(WORKAROUNDS)
+    found = ChannelProtocol._reattach_shm, Publisher.__init__, SHMContext.wait_closed
+    assert not any(hasattr(method, "__wrapped__") for method in found)
 
 
 @in_fresh_process

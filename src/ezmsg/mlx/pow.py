@@ -3,6 +3,7 @@
 import math
 
 import ezmsg.sigproc.math.pow as sigproc
+import numpy as np
 from ezmsg.baseproc import BaseTransformer, BaseTransformerUnit
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
@@ -47,6 +48,9 @@ class PowTransformer(
             if not mx.issubdtype(data.dtype, mx.inexact):
                 data = data.astype(mx.float32)
             return replace(message, data=mx.square(data))
+        if isinstance(message.data, np.ndarray) and message.data.dtype == np.bool_:
+            # NumPy before 2.3 gives int8 for the square of booleans.
+            return replace(message, data=message.data.astype(np.float64) ** exponent)
         return replace(message, data=message.data**exponent)
 
 

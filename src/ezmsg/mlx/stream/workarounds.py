@@ -16,7 +16,8 @@ producer that is cancelled at that moment, which is how ezmsg ends it, goes on, 
 
 All are cured in the class, since there is no public place that every process passes: the receiver may run in a process
 with none of this package's units, and a task factory belongs to a loop, which ezmsg makes itself in each process. The
-names that ezmsg does not publish are all in this module. A class that no longer has them is left alone.
+names that ezmsg does not publish are all in this module. Each cure is applied only where the code of the installed
+ezmsg has the fault, and none where the environment variable ``EZMSG_MLX_WORKAROUNDS`` is ``0``.
 
 An FFT or a convolution of a new length needs a plan of its own. MLX keeps a fixed number of them and, by default, takes
 many misses for an error: ``RuntimeError: Cache thrashing is happening``, from then on at every length that is not
@@ -33,6 +34,7 @@ from __future__ import annotations
 import asyncio
 import copyreg
 import functools
+import inspect
 import os
 import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping, MutableMapping
@@ -48,18 +50,58 @@ from ezmsg.core.shm import SHMContext
 _reattaching: set[asyncio.Task | None] = set()
 
 
-def apply_workarounds() -> None:
-    """Apply the workarounds to this process and to those that ezmsg starts from it. A second call changes nothing."""
-    reattach = getattr(ChannelProtocol, "_reattach_shm", None)
-    if reattach is not None and not hasattr(reattach, "__wrapped__"):
-        ChannelProtocol._reattach_shm = _held_until_done(reattach)  # type: ignore[method-assign]
-    if not hasattr(Publisher.__init__, "__wrapped__"):
+VARIABLE = "EZMSG_MLX_WORKAROUNDS"
+"""Environment variable that turns the workarounds for ezmsg off: ``0``. It counts when a unit is first imported."""
+
+
+def apply_workarounds(environ: Mapping[str, str] = os.environ) -> None:
+    """Apply the workarounds that the installed ezmsg needs, to this process and to those that ezmsg starts from it.
+
+    A second call changes nothing.
+
+    Raises:
+        ValueError: The environment variable is neither ``0`` nor ``1``.
+    """
+    wanted = environ.get(VARIABLE, "1")
+    if wanted not in ("0", "1"):
+        raise ValueError(f"{VARIABLE} must be '0' or '1', got {wanted!r}")
+    if wanted == "0":
+        return
+    if loses_reattachment():
+        ChannelProtocol._reattach_shm = _held_until_done(ChannelProtocol._reattach_shm)  # type: ignore[method-assign]
+    if iterates_while_it_waits():
         Publisher.__init__ = _with_channels_that_may_change(Publisher.__init__)  # type: ignore[method-assign]
-    wait_closed = getattr(SHMContext, "wait_closed", None)
-    if wait_closed is not None and not hasattr(wait_closed, "__wrapped__"):
-        SHMContext.wait_closed = _that_can_be_cancelled(wait_closed)  # type: ignore[method-assign]
+    if suppresses_cancellation():
+        SHMContext.wait_closed = _that_can_be_cancelled(SHMContext.wait_closed)  # type: ignore[method-assign]
     # A forked process inherits the classes as they are here; a spawned one unpickles this.
     copyreg.pickle(DefaultBackendProcess, _reduce_with_workarounds)
+
+
+def loses_reattachment() -> bool:
+    """Whether ezmsg starts the task that follows to new memory without keeping it, and nothing here does so yet."""
+    names = _names_in(ChannelProtocol, "frames_available")
+    is_kept = any(name == "add" or ("task" in name and name != "create_task") for name in names)
+    return {"create_task", "_reattach_shm"} <= names and not is_kept and not _is_wrapped(ChannelProtocol._reattach_shm)
+
+
+def iterates_while_it_waits() -> bool:
+    """Whether ezmsg iterates over a dictionary of subscribers while it waits for one, and is not kept from it yet."""
+    names = _names_in(Publisher, "broadcast")
+    return {"_channels", "values"} <= names and not {"list", "tuple"} & names and not _is_wrapped(Publisher.__init__)
+
+
+def suppresses_cancellation() -> bool:
+    """Whether ezmsg suppresses the cancellation of what waits for closed memory, and is not kept from it yet."""
+    return "suppress" in _names_in(SHMContext, "wait_closed") and not _is_wrapped(SHMContext.wait_closed)
+
+
+def _names_in(kind: type, method: str) -> set[str]:
+    """The global names and attributes that a method uses; none where the class no longer has it."""
+    return set(inspect.unwrap(found).__code__.co_names) if (found := getattr(kind, method, None)) is not None else set()
+
+
+def _is_wrapped(method: Callable[..., object]) -> bool:
+    return hasattr(method, "__wrapped__")
 
 
 def _held_until_done(method: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Coroutine[Any, Any, None]]:
@@ -152,17 +194,16 @@ class PlanCaches:
 
 
 def tolerate_misses(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Have MLX go on after many misses, in this process and those that it starts.
+    """Have MLX go on after many misses, in this process and those that it starts, unless the user has said otherwise.
 
-    Also where the user has turned the check on: MLX's answer to a slow stream would be the end of it. The log warns.
+    Where the user has turned the check on, it stays on, and the log warns of what that means for a stream.
     """
-    asked = environ.get(THRASHING_CHECK, "0")
-    environ[THRASHING_CHECK] = "0"
+    asked = environ.setdefault(THRASHING_CHECK, "0")
     if _as_mlx_reads(asked):
         ez.logger.warning(
-            f"{THRASHING_CHECK} is {asked!r}; it is set to '0' here and in the processes that start from here. With "
-            f"{asked!r} MLX raises once many message lengths have gone through an FFT or a convolution on CUDA, and at "
-            "nearly every message from then on. shape_report() tells the lengths, and the log warns of many."
+            f"{THRASHING_CHECK} is {asked!r}: MLX raises once many message lengths have gone through an FFT or a "
+            "convolution on CUDA, and at nearly every message from then on. Rechunk keeps the lengths few; "
+            "shape_report() lists them, and the log warns of many."
         )
 
 
