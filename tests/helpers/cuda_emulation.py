@@ -28,7 +28,14 @@ COMPILER = shutil.which("c++") or shutil.which("g++") if sys.platform == "linux"
 blocks_at_once = 4
 """How many blocks run at the same time. With more than one, tiles wait for the tiles before them."""
 
-C_TYPES = {mx.float32: "float", mx.int32: "int32_t", mx.int64: "int64_t"}
+C_TYPES = {
+    mx.float32: "float",
+    mx.int32: "int32_t",
+    mx.int64: "int64_t",
+    mx.uint32: "uint32_t",
+    # Its bits, since neither C++ nor NumPy has it.
+    mx.bfloat16: "uint16_t",
+}
 
 
 def _compile(*arguments: object) -> None:
@@ -84,7 +91,9 @@ class CudaKernel:
         (width, height, depth), n_blocks = threadgroup, -(-grid[0] // threadgroup[0])
         assert (height, depth) == grid[1:] and depth == 1, "blocks along x alone"
         assert width * height <= 1024 and n_blocks < 2**31, "the limits of CUDA"
-        arrays = [np.ascontiguousarray(np.asarray(array)) for array in inputs]
+        bits = [array.view(mx.uint16) if array.dtype == mx.bfloat16 else array for array in inputs]
+        # Copied: NumPy's memory begins at a multiple of 16 bytes, as CUDA's does, and that of MLX's CPU device not.
+        arrays = [np.array(array, order="C") for array in bits]
         # What a kernel leaves unwritten is nothing to be read.
         results = [_unwritten(shape, dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
         shapes = [np.array(array.shape, np.int32) for array in arrays]

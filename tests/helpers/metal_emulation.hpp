@@ -8,6 +8,8 @@ using uint = unsigned;
 using ushort = unsigned short;
 using uchar = unsigned char;
 using ulong = unsigned long;
+// Its bits.
+using bfloat16_t = unsigned short;
 
 struct uint3 {
   uint x, y, z;

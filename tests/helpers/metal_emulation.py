@@ -48,7 +48,7 @@ HAS_FMA = pathlib.Path("/proc/cpuinfo").is_file() and " fma " in pathlib.Path("/
 
 FMA_FLAGS = ("-mfma",) if HAS_FMA else ()
 
-DTYPES = {"float": np.float32, "int": np.int32, "uint32_t": np.uint32, "int64_t": np.int64}
+DTYPES = {"bfloat16_t": np.uint16, "float": np.float32, "int": np.int32, "uint32_t": np.uint32, "int64_t": np.int64}
 
 
 SAFE = 0
@@ -352,7 +352,8 @@ class MetalKernel:
         if _is_recording:
             launches.append(launch)
         assert set(output_dtypes) == {mx.float32}
-        given = [np.asarray(array) for array in inputs]
+        # The bits of what NumPy lacks.
+        given = [np.asarray(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array) for array in inputs]
         copied = [array.nbytes for array in given if not array.flags.c_contiguous]
         tally.launches += 1
         tally.copies += len(copied)

@@ -42,6 +42,7 @@ FACTORIES = {
     "EWMATransformer": {"time_constant": 0.05},
     "FilterTransformer": {"coefs": None},
     "LinearRegressorTransformer": {"weights": np.ones((4, 2)), "intercept": np.ones(2)},
+    "NetworkTransformer": {"model_class": "helpers.networks.Counting", "window": 7, "hop": 3},
     "PowTransformer": {"exponent": 2.0},
     "ReadLateTransformer": {"depth": 2},
     "RechunkTransformer": {},

@@ -13,7 +13,7 @@ PACKAGE = Path(ezmsg.mlx.__file__).parent
 LAYERS = (
     ("stream", "scan"),
     ("kernels", "cache"),
-    ("ewma", "sosfilt", "memory", "simulate", "selftestoptions"),
+    ("ewma", "network", "sosfilt", "memory", "simulate", "selftestoptions"),
     ("affinetransform", "asarray", "detrend", "filter", "linear_regressor", "pow", "readlate", "rechunk", "scaler"),
     ("butterworthfilter", "cheby", "refit_kalman"),
     ("chain", "plan"),

@@ -43,6 +43,12 @@ from .memory import MemorySnapshot as MemorySnapshot
 from .memory import ShapeReport as ShapeReport
 from .memory import memory_snapshot as memory_snapshot
 from .memory import shape_report as shape_report
+from .network import Network as Network
+from .network import NetworkSettings as NetworkSettings
+from .network import NetworkTransformer as NetworkTransformer
+from .network import RecurrentDecoder as RecurrentDecoder
+from .network import RingAttention as RingAttention
+from .network import RingKVCache as RingKVCache
 from .offline import NeoSource as NeoSource
 from .offline import NWBSource as NWBSource
 from .offline import Opened as Opened

@@ -1,4 +1,4 @@
-"""The contract of kernels, so that units, tests and other kernels need not know which one they use.
+"""What a kernel has to offer, so that units, tests and other kernels need not know which one they use.
 
 A kernel is a module ``ezmsg.mlx.kernels.<path>.<recurrence>``. Data is float32, with the scanned axis anywhere. A state
 is float32, too, with *pairs* along an axis in the place of the scanned one: a value rounded to float32, and what that
@@ -48,8 +48,9 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     import mlx.core as mx
 
-Recurrence = Literal["ewma", "zscore", "sosfilt"]
-"""Names of the recurrences that kernels compute."""
+Recurrence = Literal["ewma", "zscore", "sosfilt", "recurrentcell"]
+"""Names of the recurrences that kernels compute. That of a recurrent cell has a form of its own, described in
+:mod:`ezmsg.mlx.kernels.cells`."""
 
 Path = Literal["cpu", "cuda", "metal", "plain"]
 """Kernels of a recurrence: numba's, those written for CUDA, those for Metal, and plain MLX operations."""

@@ -17,6 +17,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from .cells import CellKernel
 from .contract import Kernel, Path, PlainKernel, Proof, Recurrence
 
 LIMIT = 10.0
@@ -56,6 +57,10 @@ def difference_of(recurrence: Recurrence, kernel: Kernel, path: Path) -> float:
 
     Of long and short messages of few channels, as *path* needs them, with samples that are not finite in one channel.
     """
+    if recurrence == "recurrentcell":
+        from .plain import recurrentcell
+
+        return recurrentcell.difference_of(cast("CellKernel", kernel))
     messages, largest = _messages(path), 0.0
     x = np.concatenate(messages).astype(np.float64)
     for case in proofs_of(recurrence):
@@ -82,7 +87,7 @@ def _trouble(recurrence: Recurrence, kernel: Kernel, path: Path) -> str | None:
 
 
 def trouble_of(recurrence: Recurrence, kernel: Kernel, path: Path) -> str | None:
-    """Say what is wrong with *kernel*, as the end of a sentence; None if nothing is.
+    """What is wrong with *kernel*, as the end of a sentence; None if nothing is.
 
     On Metal in a thread of its own, which is left behind where a kernel does not end. On CUDA in the thread of the
     caller, whose streams MLX then uses from the start. A limit would not help there: nothing takes a kernel that does

@@ -38,5 +38,5 @@ class DifferenceForm:
 
     @property
     def transition(self) -> npt.NDArray[np.float64]:
-        """The state after a sample of 0."""
+        """What a sample of 0 makes of the state."""
         return np.eye(2) + self.change

@@ -71,7 +71,7 @@ class LengthUse:
 
 @dataclasses.dataclass(frozen=True)
 class NodeShapes:
-    """Message lengths of one converting node."""
+    """What one converting node has met."""
 
     node: str
     n_messages: int

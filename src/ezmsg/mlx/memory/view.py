@@ -1,4 +1,4 @@
-"""The memory of a process as tables for the terminal (rich) and as a picture (matplotlib)."""
+"""What a process uses, as tables for the terminal (rich) and as a picture (matplotlib). Not imported by the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts that all units share."""
+"""What all units share."""
 
 from .workarounds import apply_workarounds, tolerate_misses
 

@@ -396,13 +396,14 @@ class Unread(NamedTuple):
         return np.array(values, dtype=self.dtype)
 
 
-def begin_reading(data: mx.array, dtype: str | None = None, *, rounds: bool = False) -> Unread:
+def begin_reading(data: mx.array, dtype: str | None = None, *, rounds: bool = False, beside: object = ()) -> Unread:
     """Have the device compute *data* as what is to be read of it, without waiting for it.
 
     Args:
         data: Of any shape and dtype. To be called in the thread that made it.
         dtype: Name of a NumPy dtype, or None to keep the dtype (bfloat16 becomes float32).
         rounds: As in :func:`ezmsg.mlx.stream.convert.mlx_to_numpy`. What is rounded is so on the device.
+        beside: A tree of other arrays to compute in the same evaluation, each of which takes the host 20 microseconds.
 
     Raises:
         TypeError: Complex data with a real *dtype*.
@@ -413,7 +414,7 @@ def begin_reading(data: mx.array, dtype: str | None = None, *, rounds: bool = Fa
         refuse_real(data, dtype)
     integer = dtype if rounds and dtype in MLX_DTYPES and is_integer(dtype) else None
     laid_out = _laid_out(data, integer)
-    mx.async_eval(laid_out)
+    mx.async_eval(laid_out, beside)
     return Unread(laid_out, tuple(data.shape), dtype, rounds)
 
 

@@ -179,7 +179,7 @@ _CAPACITIES = {
 
 
 PER_LENGTH = ("FFT plans", "convolution plans")
-"""Caches in which each length of a message takes an entry."""
+"""What takes an entry for each length of a message."""
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ import mlx.core as mx
 from ..sources import read_source
 
 Launch: TypeAlias = Callable[[mx.array, mx.array, int, mx.array], tuple[mx.array, mx.array]]
-"""The function that :func:`ezmsg.mlx.scan.chunked_scan` calls for each chunk."""
+"""What :func:`ezmsg.mlx.scan.chunked_scan` calls."""
 
 Compiled: TypeAlias = Callable[..., list[mx.array]]
-"""The result of ``mx.fast.cuda_kernel``."""
+"""What ``mx.fast.cuda_kernel`` returns."""
 
 
 @functools.cache

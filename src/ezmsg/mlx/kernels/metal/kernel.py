@@ -15,10 +15,10 @@ import mlx.core as mx
 from ..sources import read_source
 
 Launch: TypeAlias = Callable[[mx.array, mx.array, int, mx.array], tuple[mx.array, mx.array]]
-"""The function that :func:`ezmsg.mlx.scan.chunked_scan` calls for each chunk."""
+"""What :func:`ezmsg.mlx.scan.chunked_scan` calls."""
 
 Compiled: TypeAlias = Callable[..., list[mx.array]]
-"""The result of ``mx.fast.metal_kernel``."""
+"""What ``mx.fast.metal_kernel`` returns."""
 
 SAMPLES = 10
 """Samples of one thread. With :data:`STRIPS`, a tile holds the 300 samples of a usual message."""
@@ -45,7 +45,7 @@ def metal_kernel(
     outputs: tuple[str, ...] = ("y", "zf"),
     **constants: int,
 ) -> Compiled:
-    """``mx.fast.metal_kernel`` of the source *name* that leaves *constants* open.
+    """``mx.fast.metal_kernel`` of the source *name* that leaves *constants* open; their values become part of the name.
 
     Division, square roots and the order of operations are as written: without ``"safe"`` a compiler may take the second
     half of a pair for zero.
@@ -53,7 +53,7 @@ def metal_kernel(
     header, body = read_source(__package__, f"{name}.metal")
     values = "".join(f"constexpr uint {key} = {value};\n" for key, value in constants.items())
     made = mx.fast.metal_kernel(
-        name=f"ezmsg_mlx_{name}",
+        name="_".join(["ezmsg_mlx", name, *map(str, constants.values())]),
         input_names=list(inputs),
         output_names=list(outputs),
         header=header,

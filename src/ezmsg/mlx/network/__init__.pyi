@@ -1,0 +1,10 @@
+from .recurrent import RecurrentDecoder as RecurrentDecoder
+from .recurrent import RecurrentLayer as RecurrentLayer
+from .recurrent import RecurrentStack as RecurrentStack
+from .ring import RingAttention as RingAttention
+from .ring import RingKVCache as RingKVCache
+from .ring import RingState as RingState
+from .unit import Network as Network
+from .unit import NetworkSettings as NetworkSettings
+from .unit import NetworkState as NetworkState
+from .unit import NetworkTransformer as NetworkTransformer
