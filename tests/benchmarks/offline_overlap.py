@@ -254,13 +254,14 @@ class Phases:
             for piece in self.data:
                 mx.eval(self.to_mlx(piece).data)
             return
-        from ezmsg.mlx.chain.compiledrun import StagingsInTurn
+        from ezmsg.mlx.stream.hostmemory import device_memory
 
-        stagings = StagingsInTurn()
+        memory = device_memory()
         for piece in self.data:
-            x = stagings.filled(piece.data).astype(mx.float32)
+            staged = memory.take(piece.data.nbytes)
+            x = staged.filled(piece.data, piece.data.dtype).astype(mx.float32)
             mx.async_eval(x)
-            stagings.give_back([x])
+            memory.give_back_after(staged, [x])
         mx.eval(x)
 
     def compute(self) -> None:

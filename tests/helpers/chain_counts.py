@@ -83,7 +83,7 @@ def counts_of(run: CompiledRun) -> dict[object, ChainCounts]:
     """By what tells the functions of *run* apart."""
     return {
         key: graph_of(
-            function,
+            function.call,
             mx.zeros(run._likeness.shape(key[0]), getattr(mx, str(run._likeness.dtype))),
             *run._resident.arrays,
         )

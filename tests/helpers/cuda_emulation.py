@@ -30,6 +30,8 @@ blocks_at_once = 4
 
 C_TYPES = {
     mx.float32: "float",
+    mx.uint8: "uint8_t",
+    mx.int16: "int16_t",
     mx.int32: "int32_t",
     mx.int64: "int64_t",
     mx.uint32: "uint32_t",

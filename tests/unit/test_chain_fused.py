@@ -31,9 +31,9 @@ from ezmsg.mlx import (
 )
 from ezmsg.mlx.chain import compiledrun
 from ezmsg.mlx.chain import compiledrun as inflight
-from ezmsg.mlx.chain.compiledrun import Staging
 from ezmsg.mlx.chain.fusedrun import FusedRun
 from ezmsg.mlx.chain.runner import CUDA_GRAPHS
+from ezmsg.mlx.stream import hostmemory
 from ezmsg.mlx.stream.fusible import FusedStage, fusion_of
 
 PATHS = ("kernels", "ewma", "filter", "scaler", "chain.fusions.recurrences")
@@ -313,34 +313,19 @@ def test_a_message_is_one_evaluation(monkeypatch, request):
     messages = chains.stream([60] * 8 + [30] * 8)
     for message in messages[:4] + messages[8:12]:
         chain(message)
-    for name in ("eval", "async_eval"):
-        original = getattr(mx, name)
-        counted = lambda *arrays, original=original: (evaluations.append(1), original(*arrays))  # noqa: E731
-        monkeypatch.setattr(mx, name, counted)
+    async_eval = mx.async_eval
+    # Beside these, evaluations that have begun are waited for.
+    monkeypatch.setattr(mx, "async_eval", lambda *arrays: (evaluations.append(1), async_eval(*arrays)))
     for message in messages[4:8] + messages[12:]:
         chain(message)
     assert len(evaluations) == 8
-
-
-def test_memory_is_written_to_again_only_when_the_device_has_read_it(monkeypatch, request):
-    """A message that closes no bin is not waited for, so that the next one must have memory of its own."""
-    request.addfinalizer(mx.enable_compile)
-    run_as_on_a_gpu(monkeypatch)
-    filled, staged = Staging.filled, []
-    monkeypatch.setattr(Staging, "filled", lambda self, data: (staged.append(data), filled(self, data))[1])
-    messages = chains.stream([60] * 4 + [30] * 12)
-    compare(chains.make(["square", "bins"]), chains.make(["square", "bins"]), messages, exact=False)
-    # Three of 60 samples; of those of 30 the first after each bin, which closes none. A length is compiled when it
-    # comes for the second time, here with the one that closes a bin.
-    expected = [*range(1, 4), 5, *range(6, 16, 2)]
-    assert [number for number, message in enumerate(messages) if any(message.data is x for x in staged)] == expected
 
 
 def test_what_is_in_flight_is_bounded_and_the_newest_is_not_waited_for(monkeypatch, request):
     request.addfinalizer(mx.enable_compile)
     run_as_on_a_gpu(monkeypatch)
     monkeypatch.setattr(inflight, "MOST_BYTES", 10 * 60 * chains.N_CHANNELS * 2)
-    monkeypatch.setattr(inflight, "MOST_STAGED", 1000)
+    monkeypatch.setattr(hostmemory, "MOST_READ", 1000)
     chain = fused(chains.make(["square"])[:-1])
     messages = chains.stream([60] * 30)
     for message in messages[:4]:
@@ -357,20 +342,6 @@ def test_what_is_in_flight_is_bounded_and_the_newest_is_not_waited_for(monkeypat
         chain(message)
     # Three messages of three buffers each are as much as is allowed.
     assert len(given) == 26 and behind == [3] * 23
-
-
-def test_memory_of_messages_is_written_to_again_when_the_device_has_read_it(monkeypatch):
-    events, turns, eval_ = [], inflight.StagingsInTurn(), mx.eval
-    monkeypatch.setattr(inflight.mx, "eval", lambda what: events.append(what) if type(what) is list else eval_(what))
-    arrays = []
-    for number in range(10):
-        arrays.append(turns.filled(np.full((4, 2), number, np.int16)))
-        # By then.
-        assert events == [[each] for each in range(number - inflight.MOST_STAGED + 1)]
-        turns.give_back([number])
-        recent = arrays[-inflight.MOST_STAGED :]
-        assert [int(np.asarray(array)[0, 0]) for array in recent] == list(range(number + 1))[-inflight.MOST_STAGED :]
-    assert len({id(array) for array in arrays}) == inflight.MOST_STAGED
 
 
 def test_compiled_functions_end_with_their_thread(monkeypatch, request):

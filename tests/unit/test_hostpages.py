@@ -5,7 +5,7 @@ import pytest
 mx = pytest.importorskip("mlx.core", exc_type=ImportError)
 
 from ezmsg.mlx.stream import device as hostpages
-from ezmsg.mlx.stream.device import PAGE, keep_on_host
+from ezmsg.mlx.stream.device import PAGE, keep_on_host, leave_host
 
 
 @pytest.fixture
@@ -39,3 +39,16 @@ def test_what_shares_a_page_is_advised_only_if_that_is_asked_for(advised):
     assert [advice[1] for advice in advised] == [1024, 1024]
     keep_on_host(mx.zeros(0), least=1)
     assert len(advised) == 2
+
+
+def test_advice_is_taken_back_before_others_get_the_memory(advised):
+    array = mx.zeros(5000)
+    mx.eval(array)
+    leave_host(array)
+    assert not advised
+    keep_on_host(array)
+    leave_host(array)
+    leave_host(array)
+    (set_location, set_access, *_), taken_back = advised[:2], advised[2:]
+    assert [advice[:2] for advice in taken_back] == [set_location[:2], set_access[:2]]
+    assert [advice[2] for advice in advised] == [3, 5, 4, 6]

@@ -7,17 +7,15 @@ of a thread goes while Python is still in it, so the functions are dropped there
 
 from __future__ import annotations
 
-import concurrent.futures
 import functools
 import itertools
 import math
-import os
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, TypeAlias, cast
+from typing import NamedTuple, Protocol, TypeAlias, cast
 
 import ezmsg.core as ez
 import mlx.core as mx
@@ -26,82 +24,21 @@ import numpy.typing as npt
 from ezmsg.util.messages.axisarray import AxisArray
 
 from ..memory.shapes import note_compiled
-from ..stream.convert import mlx_to_numpy, numpy_to_mlx
-from ..stream.device import PAGE, keep_on_host
+from ..stream.convert import MLX_DTYPES, copied, is_integer, mlx_to_integers, read_block
+from ..stream.device import ToHost, keep_on_host, to_host
 from ..stream.fusible import Array, FusedStage
-from .fusedrun import Arrays, Configured, Ends, FusedRun, Key, Plan, Resident
+from ..stream.hostmemory import Block, device_memory
+from .fusedrun import ON_ENTRY, Arrays, Configured, Ends, FusedRun, Key, Plan, Resident
 
-DTYPES = frozenset(map(np.dtype, ("i1", "u1", "i2", "u2")))
-"""Of messages that are staged. What is computed of them is float32, and so never in the same memory."""
-
-LARGE = 8 << 20
-"""Bytes from which on several threads copy: one alone does not use what the memory of a server gives."""
-
-MOST_THREADS = 4
-"""That copy, the calling one included."""
-
-
-class Staging:
-    """One piece of memory for each shape of a message, in place of a new one for each message.
-
-    ``mx.array`` asks MLX's cache for memory, makes an array, and its pages have to be looked up; that takes longer
-    than the copy of a short message. Whoever uses this must not write before the device has read what was there.
-    """
-
-    def __init__(self) -> None:
-        self._kept: dict[tuple[int, ...], tuple[mx.array, npt.NDArray]] = {}
-
-    def filled(self, data: npt.NDArray) -> mx.array:
-        """The memory for *data*, of a dtype in :data:`DTYPES`, which are copied to it."""
-        kept = self._kept.get(data.shape)
-        if kept is None or kept[1].dtype != data.dtype:
-            kept = self._kept[data.shape] = _made(data.shape, data.dtype)
-        array, window = kept
-        if data.nbytes < LARGE:
-            window[...] = data
-        else:
-            _copy(data, window)
-        return array
-
-
-def _made(shape: tuple[int, ...], dtype: np.dtype) -> tuple[mx.array, npt.NDArray]:
-    n_items = math.prod(shape)
-    # Pages of its own, since smaller arrays share one.
-    pages = keep_on_host(mx.array(np.zeros(max(n_items, PAGE // dtype.itemsize), dtype)))
-    array = pages[:n_items].reshape(shape)
-    mx.eval(array)
-    return array, np.asarray(array)
-
-
-@functools.cache
-def _threads(process: int) -> concurrent.futures.ThreadPoolExecutor:
-    # Of this process: those of its parent are not there in a forked one.
-    return concurrent.futures.ThreadPoolExecutor(MOST_THREADS - 1, thread_name_prefix="ezmsg-mlx-copy")
-
-
-def _copy(data: npt.NDArray, target: npt.NDArray) -> None:
-    n_parts = min(MOST_THREADS, os.cpu_count() or 1, len(data))
-    step = -(-len(data) // n_parts)
-    others = [
-        _threads(os.getpid()).submit(np.copyto, target[start : start + step], data[start : start + step])
-        for start in range(step, len(data), step)
-    ]
-    try:
-        np.copyto(target[:step], data[:step])
-    finally:
-        concurrent.futures.wait(others)
-    for other in others:
-        other.result()
-
+STAGED = {dtype: dtype if dtype.itemsize < 4 else np.dtype(np.float32) for dtype in ON_ENTRY}
+"""By the dtype of a message, that in which it is copied to memory that the device reads: narrow ones are widened on the
+device, wide ones narrowed while they are copied."""
 
 MOST_BYTES = 64 << 20
 """Data that the device has been given and that has not been waited for."""
 
 AT_LEAST = 2
 """Messages that are not waited for, however large: one to compute, and one behind it."""
-
-MOST_STAGED = 4
-"""Pieces of memory that messages are copied to in turn."""
 
 
 class InFlight:
@@ -129,30 +66,6 @@ class InFlight:
         """Forget all, since the newest has been waited for."""
         self._messages.clear()
         self._n_bytes = 0
-
-
-class StagingsInTurn:
-    """Memory that messages are copied to, for a device that may still read the ones before.
-
-    It is used again when the device has read what was there.
-    """
-
-    def __init__(self) -> None:
-        self._given_back: deque[tuple[Staging, Sequence[mx.array]]] = deque()
-        self._in_use = Staging()
-
-    def filled(self, data: npt.NDArray) -> mx.array:
-        """Memory for *data*, which are copied to it; see :meth:`.Staging.filled`."""
-        if len(self._given_back) < MOST_STAGED:
-            self._in_use = Staging()
-        else:
-            self._in_use, marks = self._given_back.popleft()
-            mx.eval(marks)
-        return self._in_use.filled(data)
-
-    def give_back(self, marks: Sequence[mx.array]) -> None:
-        """Have the memory of the last message used again, once *marks* are there."""
-        self._given_back.append((self._in_use, marks))
 
 
 class HoldsFunctions(Protocol):
@@ -186,8 +99,28 @@ def drop_at_thread_end(holder: HoldsFunctions) -> None:
 Flat: TypeAlias = list[mx.array]
 """The arrays of all stages in a row."""
 
-Begun: TypeAlias = tuple[mx.array, list[mx.array], bool]
-"""The message; the arrays after it and, if the last is true, the result."""
+
+class Begun(NamedTuple):
+    """A message that the device has been given."""
+
+    x: mx.array
+    staged: Block | None
+    """The memory that *x* is in; None where it is MLX's own."""
+    outputs: list[mx.array]
+    """The arrays after it and, if it has a result, that or what is there when it is."""
+    result: Block | None
+    """Where the result will be; None: in the last of the outputs."""
+    shape: tuple[int, ...] | None
+    """Of the result; None if there is none."""
+
+
+class Function(NamedTuple):
+    """What was compiled for one length and variant."""
+
+    call: Callable[..., list[mx.array]]
+    n_bytes: int
+    """Of the result, which the function writes to memory of the host; 0: it gives the result itself."""
+
 
 MOST_FUNCTIONS = 24
 """Functions that one run compiles: MLX keeps each for good."""
@@ -236,13 +169,15 @@ class CompiledRun(FusedRun):
         self._wanted, self._n_messages = lengths, 0
         self._seen = {message.data.shape[self._likeness.axis]}
         self._lengths: set[int] = set()
-        self._functions: dict[Key, Callable[..., list[mx.array]]] = {}
+        self._functions: dict[Key, Function] = {}
         self._sizes: tuple[int, ...] = ()
-        self._is_narrow = self.ends.entry is not None and message.data.dtype in DTYPES
-        self._staging = Staging() if self._is_narrow and self.ends.exit is not None else None
-        self._is_idle = True
+        self._memory, self._has_entry = device_memory(), self.ends.entry is not None
+        self._staged = STAGED[message.data.dtype] if self._has_entry else np.dtype(np.float32)
         self._in_flight = InFlight()
-        self._stagings = StagingsInTurn() if self._is_narrow and self.ends.exit is None else None
+        self._write = to_host() if self.ends.exit is not None else None
+        rounds = self._rounds and self._dtype in MLX_DTYPES and is_integer(self._dtype)
+        self._integer = self._dtype if rounds else None
+        self._source = np.dtype(self._integer or np.float32)
 
     def compile_ahead(self) -> None:
         """Compile what is known to come, at the start of a stream; it takes seconds the first time on a machine."""
@@ -307,69 +242,87 @@ class CompiledRun(FusedRun):
                 found.setdefault(steps.key, steps)
         return found
 
-    def _compiled(self, steps: Plan) -> Callable[..., list[mx.array]]:
-        function = mx.compile(functools.partial(self._function, steps, self._sizes))
+    def _compiled(self, steps: Plan) -> Function:
+        shape, n_after = self._likeness.shape(steps.key[0]), steps.lengths[-1]
+        n_values = math.prod(self._result_shape(n_after)) if self._write is not None else 0
+        # A small result is computed in memory that MLX's cache gives to the next result, and to nothing of the size of
+        # a message.
+        n_bytes = n_values * self._source.itemsize if n_values > SMALL * math.prod(shape) else 0
+        function = Function(mx.compile(functools.partial(self._function, steps, self._sizes, n_bytes > 0)), n_bytes)
         # Of zeros, and the state as it is: compiled and run once, and forgotten. The memory for messages and results
         # is that of the stream.
-        likeness = self._likeness
-        shape = likeness.shape(steps.key[0])
-        if self._staging is not None:
-            x = self._staging.filled(np.zeros(shape, dtype=likeness.dtype))
-        else:
-            x = mx.zeros(shape, getattr(mx, str(likeness.dtype)) if self._is_narrow else mx.float32)
-        outputs = function(x, *cast(Resident, self._resident).arrays)
-        mx.eval(outputs)
-        if steps.lengths[-1] > 0 and self.ends.exit is not None:
-            self._read(outputs[-1], x)
+        zeros = np.zeros(shape, self._likeness.dtype) if self._has_entry else mx.zeros(shape)
+        begun = self._started(function, zeros, cast(Resident, self._resident).arrays, steps)
+        mx.eval(begun.outputs)
+        self._result_of(begun)
         return function
 
-    def _function(self, steps: Plan, sizes: tuple[int, ...], x: mx.array, *flat: mx.array) -> list[mx.array]:
-        y, after = self._apply(x.astype(mx.float32), _grouped(flat, sizes), steps.key[1], steps.lengths)
+    def _function(
+        self, steps: Plan, sizes: tuple[int, ...], writes: bool, x: mx.array, *given: mx.array
+    ) -> list[mx.array]:
+        flat = given[1:] if writes else given
+        if x.dtype != mx.float32:
+            wide = x.astype(mx.float32)
+        else:
+            # The memory of a message is written to again: nothing that is kept may be a part of it.
+            wide = x * 1.0 if self._has_entry else x
+        y, after = self._apply(wide, _grouped(flat, sizes), steps.key[1], steps.lengths)
         # Where nobody waits for the result here, one sample, which is there when all of the message is done.
         marks = [x.reshape(-1)[:1].astype(mx.float32)] if self.ends.exit is None else []
-        return [*itertools.chain(*after), *(() if y is None else (y,)), *marks]
+        results: list[mx.array] = []
+        if y is not None:
+            data = cast(mx.array, y) if self._integer is None else mlx_to_integers(cast(mx.array, y), self._integer)
+            results = [cast(ToHost, self._write)(data, given[0]) if writes else data]
+        return [*itertools.chain(*cast("Sequence[tuple[mx.array, ...]]", after)), *results, *marks]
 
     def _begin(self, data: npt.NDArray | mx.array, state: Flat, steps: Plan) -> Begun:
-        if self.ends.entry is None:
-            x = cast(mx.array, data)
-        elif self._staging is not None and self._is_idle:
-            # The device has read what was there, since the result has been waited for.
-            x, self._is_idle = self._staging.filled(cast(np.ndarray, data)), False
-        elif self._stagings is not None:
-            x = self._stagings.filled(cast(np.ndarray, data))
+        return self._started(self._functions[steps.key], data, state, steps)
+
+    def _started(self, function: Function, data: npt.NDArray | mx.array, state: Flat, steps: Plan) -> Begun:
+        memory, staged, result = self._memory, None, None
+        if isinstance(data, mx.array):
+            x = data
         else:
-            # Narrow integers are widened on the device, by the compiled function.
-            x, _ = numpy_to_mlx(cast(np.ndarray, data), None if self._is_narrow else "float32")
-        outputs = self._functions[steps.key](x, *state)
+            staged = memory.take(data.size * self._staged.itemsize)
+            x = staged.filled(data, self._staged)
+        if function.n_bytes:
+            result = memory.take(function.n_bytes)
+            outputs = function.call(x, result.array, *state)
+        else:
+            outputs = function.call(x, *state)
         mx.async_eval(outputs)
-        has_result, is_waited_for = steps.lengths[-1] > 0, self.ends.exit is not None
-        if not (has_result and is_waited_for):
+        n_after, is_waited_for = steps.lengths[-1], self.ends.exit is not None
+        if not (n_after and is_waited_for):
             # Of its own, since the thread that reads the result may wait for that meanwhile.
             marks = outputs if is_waited_for else [outputs.pop()]
             # Some two buffers of a message live at a time, besides what was uploaded.
             self._in_flight.add(marks, 3 * x.nbytes)
-            if self._stagings is not None:
-                self._stagings.give_back(marks)
-        return x, outputs, has_result
+            if staged is not None:
+                memory.give_back_after(staged, marks)
+        return Begun(x, staged, outputs, result, self._result_shape(n_after) if n_after else None)
 
     def _finish(self, begun: Begun) -> tuple[Array, Flat]:
-        x, outputs, has_result = begun
-        y = outputs.pop() if has_result else None
-        if y is not None and self.ends.exit is not None:
-            result = self._read(y, x)
-            self._is_idle = True
-            self._in_flight.clear()
-            return result, outputs
-        if y is not None:
-            return y, outputs
-        empty = self._result_shape(0)
-        return (np.empty(empty, self._dtype or np.float32) if self.ends.exit else mx.zeros(empty)), outputs
+        return self._result_of(begun), begun.outputs
 
-    def _read(self, y: mx.array, x: mx.array) -> npt.NDArray:
-        result = mlx_to_numpy(y, self._dtype, rounds=self._rounds)
-        if y.size <= SMALL * x.size:
-            # MLX's cache gives its memory to the next result, and to nothing of the size of a message.
-            keep_on_host(y, least=1)
+    def _result_of(self, begun: Begun) -> Array:
+        """The result, which is waited for where it goes to the host; what is left of the outputs is the state."""
+        if begun.shape is None:
+            empty = self._result_shape(0)
+            return np.empty(empty, self._dtype or np.float32) if self.ends.exit else mx.zeros(empty)
+        done = begun.outputs.pop()
+        if self.ends.exit is None:
+            return done
+        if begun.result is not None:
+            mx.eval(done)
+            result = read_block(begun.result, begun.shape, self._source, self._dtype, self._rounds)
+        else:
+            result = copied(np.asarray(done), self._dtype, self._rounds)
+            if done.size <= SMALL * begun.x.size:
+                keep_on_host(done, least=1)
+        if begun.staged is not None:
+            # The device has read what was there.
+            self._memory.give_back(begun.staged)
+        self._in_flight.clear()
         return result
 
     def _from_transformers(self, arrays: Arrays) -> Flat:

@@ -3,25 +3,26 @@
 MLX itself answers byte-swapped, structured, object, text, datetime and extended-precision arrays, and the fields
 of packed records, with ``std::bad_cast``; it refuses negative strides, and cannot hand bfloat16 to NumPy at all.
 
-What begins is asynchronous: the device may be some results behind. What ends waits for the device, and copies.
+What begins is asynchronous: the device may be some results behind. What ends waits for the device.
 
-On CUDA a result is first copied to memory of a size of its own. MLX's cache gives the memory of a result to whatever
-needs as much next; a buffer that the host has read lies on the host, and a device that computes in it does so over the
-bus. With a size that nothing else has, the same few buffers are used for results only, and stay on the host: the
-device writes each result once over the bus, and the host reads it at the speed of its own memory.
+On CUDA a kernel writes each result over the bus, to memory of the host that is used for results only. MLX itself would
+move the memory of a result to the host where the host asks for it, page by page, and back where the device computes in
+it next.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeGuard, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from .device import PAGE, gpu_backend, keep_on_host, uses_gpu
+from .device import to_host, uses_gpu
+from .hostmemory import Block, device_memory, plain_memory
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -266,7 +267,8 @@ def numpy_to_mlx(data: np.ndarray, dtype: str | None = None, *, rounds: bool = F
     """
     mx = import_mlx()
     if dtype is None and type(data) is np.ndarray and data.dtype in _SAME_IN_MLX and _has_mlx_strides(data):
-        return keep_on_host(mx.array(data)), ""
+        uploaded = _uploaded(data, data.dtype)
+        return (mx.array(data) if uploaded is None else uploaded), ""
     if isinstance(data, np.ma.MaskedArray):
         if np.ma.is_masked(data):
             raise TypeError("A masked array cannot be converted to MLX, which has no mask; fill it first.")
@@ -279,9 +281,36 @@ def numpy_to_mlx(data: np.ndarray, dtype: str | None = None, *, rounds: bool = F
     elif not _has_mlx_strides(data):
         data = data.copy()
     if copy_as is not None:
-        return keep_on_host(mx.array(data, dtype=getattr(mx, copy_as))), narrowed
+        as_is = copy_as == "float32" or data.dtype == copy_as.rstrip("_")
+        uploaded = _uploaded(data, np.dtype(copy_as.rstrip("_"))) if as_is else None
+        return (mx.array(data, dtype=getattr(mx, copy_as)) if uploaded is None else uploaded), narrowed
     assert widen_to is not None
-    return _started(keep_on_host(mx.array(data)).astype(getattr(mx, widen_to))), narrowed
+    uploaded = _uploaded(data, data.dtype, widen_to)
+    return (_started(mx.array(data).astype(getattr(mx, widen_to))) if uploaded is None else uploaded), narrowed
+
+
+_UPLOADED = frozenset(map(np.dtype, "i1 u1 i2 u2 i4 u4 f2 f4".split()))
+"""Of these, the product with 1 is a copy."""
+
+
+def _uploaded(data: npt.NDArray, dtype: np.dtype, widen_to: str | None = None) -> mx.array | None:
+    """*data* on a CUDA device, copied as *dtype* to memory that the device reads once, over the bus, and widened there.
+
+    None where that is not done: MLX is to copy it.
+    """
+    if dtype not in _UPLOADED or not data.size or to_host() is None:
+        return None
+    import mlx.core as mx
+
+    memory = device_memory()
+    block = memory.take(data.size * dtype.itemsize)
+    staged = block.filled(data, dtype)
+    result = staged * 1 if widen_to is None else staged.astype(getattr(mx, widen_to))
+    # One sample, which is there when all are. Not the result, whose memory is to be free when nobody needs it.
+    mark = staged.reshape(-1)[:1] != 0
+    mx.async_eval(result, mark)
+    memory.give_back_after(block, [mark])
+    return result
 
 
 def mlx_to_mlx(data: mx.array, dtype: str, *, rounds: bool = False) -> tuple[mx.array, str]:
@@ -330,7 +359,7 @@ def as_float32(x: mx.array, operation: str) -> mx.array:
 
 
 def mlx_to_numpy(data: mx.array, dtype: str | None = None, *, rounds: bool = False) -> np.ndarray:
-    """Copy an MLX array to a NumPy array that owns its memory, evaluating it.
+    """Copy an MLX array to a NumPy array in memory that nobody else writes to, evaluating it.
 
     Args:
         data: Array of any shape and dtype; bfloat16, which NumPy lacks, comes out as float32 (exact).
@@ -344,11 +373,11 @@ def mlx_to_numpy(data: mx.array, dtype: str | None = None, *, rounds: bool = Fal
 
     if dtype is not None:
         refuse_real(data, dtype)
+    if to_host() is not None:
+        return begin_reading(data, dtype, rounds=rounds).read()
     if data.dtype == mx.bfloat16:
         data = data.astype(mx.float32)
-    if rounds and dtype is not None and is_integer(dtype):
-        return numpy_to_integers(np.asarray(data), dtype)
-    return np.array(data, dtype=dtype)
+    return copied(np.asarray(data), dtype, rounds)
 
 
 def refuse_real(data: mx.array, dtype: str) -> None:
@@ -360,40 +389,80 @@ def refuse_real(data: mx.array, dtype: str) -> None:
         )
 
 
-_PADDING = 4 * PAGE
-"""Bytes behind a result. MLX's cache takes a buffer for what needs up to two pages less."""
+SMALL_RESULT = 64 * 1024
+"""Bytes below which a result is copied once more, to memory of its own: that takes less than keeping account of it."""
 
 
-class Unread(NamedTuple):
-    """A result that the device may still be computing."""
+class Unread:
+    """A result that the device may still be computing.
 
-    array: mx.array
-    """Its values in a row, and perhaps others behind them."""
-    shape: tuple[int, ...]
-    dtype: str | None
-    """Of the NumPy array that it is to become; None for that of *array*."""
-    rounds: bool
+    Args:
+        done: Arrays that are there when it is.
+        block: Where its values are then; None: in the first of *done*.
+        shape: Its shape.
+        source: The dtype of its values.
+        dtype: Of the NumPy array that it is to become; None for *source*.
+        rounds: As in :func:`mlx_to_numpy`.
+    """
 
-    @property
-    def nbytes(self) -> int:
-        """The size of *array*."""
-        return self.array.nbytes
+    __slots__ = ("_block", "_done", "_dtype", "_rounds", "_shape", "_source", "nbytes")
+
+    def __init__(
+        self,
+        done: Sequence[mx.array],
+        block: Block | None,
+        shape: tuple[int, ...],
+        source: np.dtype,
+        dtype: str | None,
+        rounds: bool,
+    ) -> None:
+        self._done, self._block, self._shape, self._source = done, block, shape, source
+        self._dtype, self._rounds = dtype, rounds
+        self.nbytes = math.prod(shape) * source.itemsize
+        """Size of its values."""
 
     def read(self) -> npt.NDArray:
-        """The result, in memory of its own, as :func:`ezmsg.mlx.stream.convert.mlx_to_numpy` gives it; waits for it.
-
-        In any thread.
-        """
+        """The result, in memory that nobody else writes to; waits for it. Once, and in any thread."""
         import mlx.core as mx
 
-        # By itself, since this wait lets other threads run.
-        mx.eval(self.array)
-        if gpu_backend() == "cuda":
-            keep_on_host(self.array, least=1)
-        values = np.asarray(self.array)[: math.prod(self.shape)].reshape(self.shape)
-        if self.rounds and self.dtype is not None and is_integer(self.dtype) and values.dtype != self.dtype:
-            return numpy_to_integers(values, self.dtype)
-        return np.array(values, dtype=self.dtype)
+        # Before the values are asked for, since this wait lets other threads run.
+        mx.eval(self._done)
+        if self._block is None:
+            return copied(np.asarray(self._done[0]), self._dtype, self._rounds)
+        block, self._block, self._done = self._block, None, ()
+        return read_block(block, self._shape, self._source, self._dtype, self._rounds)
+
+
+def read_block(block: Block, shape: tuple[int, ...], source: np.dtype, dtype: str | None, rounds: bool) -> npt.NDArray:
+    """The result that a device has written to *block*, which is given back or lent; see :class:`Unread`."""
+    memory = device_memory()
+    if dtype is None or source == dtype:
+        if math.prod(shape) * source.itemsize >= SMALL_RESULT:
+            return memory.lend(block, shape, source)
+        result = block.window(shape, source).copy()
+    else:
+        result = copied(block.window(shape, source), dtype, rounds)
+    memory.give_back(block)
+    return result
+
+
+def copied(values: npt.NDArray, dtype: str | None, rounds: bool) -> npt.NDArray:
+    """A copy of *values*, perhaps in another dtype, as :func:`mlx_to_numpy` gives it."""
+    if rounds and dtype is not None and is_integer(dtype) and values.dtype != dtype:
+        return numpy_to_integers(values, dtype)
+    target = np.dtype(values.dtype if dtype is None else dtype)
+    if values.size * target.itemsize < SMALL_RESULT:
+        return np.array(values, dtype=target)
+    result = used_again(values.shape, target)
+    with np.errstate(all="ignore"):
+        np.copyto(result, values, casting="unsafe")
+    return result
+
+
+def used_again(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray:
+    """An array for a result, with nothing written to it, in memory that is used again when nobody refers to it."""
+    target, memory = np.dtype(dtype), plain_memory()
+    return memory.lend(memory.take(math.prod(shape) * target.itemsize), shape, target)
 
 
 def begin_reading(data: mx.array, dtype: str | None = None, *, rounds: bool = False, beside: object = ()) -> Unread:
@@ -412,21 +481,16 @@ def begin_reading(data: mx.array, dtype: str | None = None, *, rounds: bool = Fa
 
     if dtype is not None:
         refuse_real(data, dtype)
-    integer = dtype if rounds and dtype in MLX_DTYPES and is_integer(dtype) else None
-    laid_out = _laid_out(data, integer)
-    mx.async_eval(laid_out, beside)
-    return Unread(laid_out, tuple(data.shape), dtype, rounds)
-
-
-def _laid_out(data: mx.array, integer: str | None) -> mx.array:
-    """The values of *data* in a row, as integers of this type; None: as they are."""
-    import mlx.core as mx
-
-    if integer is not None:
-        data = mlx_to_integers(data, integer)
+    if rounds and dtype in MLX_DTYPES and is_integer(dtype):
+        data = mlx_to_integers(data, dtype)
     elif data.dtype == mx.bfloat16:
         data = data.astype(mx.float32)
-    flat = data.reshape(-1)
-    if gpu_backend() != "cuda":
-        return flat
-    return mx.concatenate([flat, mx.zeros(_PADDING // flat.itemsize, flat.dtype)])
+    shape, source = data.shape, np.dtype(dtype_name(data))
+    write = to_host() if data.size and data.dtype != mx.float64 else None
+    if write is None:
+        mx.async_eval(data, beside)
+        return Unread([data], None, shape, source, dtype, rounds)
+    block = device_memory().take(data.nbytes)
+    done = write(data, cast("mx.array", block.array))
+    mx.async_eval(done, beside)
+    return Unread([done], block, shape, source, dtype, rounds)

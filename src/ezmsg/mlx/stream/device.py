@@ -14,6 +14,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+import ezmsg.core as ez
 import numpy as np
 
 if TYPE_CHECKING:
@@ -53,7 +54,9 @@ much. Smaller buffers share a page with others."""
 
 # From cuda.h: CUmem_advise and the device number of the host.
 _SET_PREFERRED_LOCATION = 3
+_UNSET_PREFERRED_LOCATION = 4
 _SET_ACCESSED_BY = 5
+_UNSET_ACCESSED_BY = 6
 _HOST = -1
 _FIRST_DEVICE = 0
 
@@ -89,10 +92,7 @@ def keep_on_host(array: mx.array, least: int = PAGE // 2 + 1) -> mx.array:
     advise = _advise()
     if advise is None or array.nbytes < max(least, 1):
         return array
-    address = np.asarray(array).__array_interface__["data"][0]
-    # As much as MLX has allocated: the driver refuses a range that goes on behind it.
-    n_bytes = array.nbytes
-    size = -(-n_bytes // PAGE) * PAGE if n_bytes >= PAGE else 1 << (n_bytes - 1).bit_length()
+    address, size = _range(array)
     # MLX recycles its buffers, so the same few addresses come again, and each keeps its advice.
     if _advised.get(address, 0) < size:
         if len(_advised) >= _MOST_ADVISED:
@@ -101,3 +101,93 @@ def keep_on_host(array: mx.array, least: int = PAGE // 2 + 1) -> mx.array:
         advise(address, size, _SET_PREFERRED_LOCATION, _HOST)
         advise(address, size, _SET_ACCESSED_BY, _FIRST_DEVICE)
     return array
+
+
+def leave_host(array: mx.array) -> None:
+    """Take back the advice for the memory of *array*, before MLX gives that to others. In any thread."""
+    advise = _advise()
+    if advise is None:
+        return
+    address, size = _range(array)
+    if _advised.pop(address, 0):
+        advise(address, size, _UNSET_PREFERRED_LOCATION, _HOST)
+        advise(address, size, _UNSET_ACCESSED_BY, _FIRST_DEVICE)
+
+
+def _range(array: mx.array) -> tuple[int, int]:
+    """Address and size in bytes of the memory of *array*.
+
+    As much as MLX has allocated: the driver refuses a range that goes on behind it.
+    """
+    n_bytes = array.nbytes
+    size = -(-n_bytes // PAGE) * PAGE if n_bytes >= PAGE else 1 << (n_bytes - 1).bit_length()
+    return np.asarray(array).__array_interface__["data"][0], size
+
+
+_THREADS = 256
+_BYTES_A_THREAD = 16
+
+# MLX lets a kernel write to arrays of its own making only. The memory is its input, and nobody else reads it meanwhile.
+_TO_HOST_HEADER = """
+template <typename T>
+__device__ void copy_to_host(const T* x, const unsigned char* memory, size_t n_items, size_t thread) {
+  T* y = reinterpret_cast<T*>(const_cast<unsigned char*>(memory));
+  constexpr size_t n = 16 / sizeof(T);
+  if ((thread + 1) * n <= n_items && reinterpret_cast<size_t>(x) % 16 == 0) {
+    reinterpret_cast<ulonglong2*>(y)[thread] = reinterpret_cast<const ulonglong2*>(x)[thread];
+  } else {
+    for (size_t i = thread * n; i < (thread + 1) * n && i < n_items; ++i) y[i] = x[i];
+  }
+}
+"""
+_TO_HOST = f"""
+size_t thread = blockIdx.x * size_t({_THREADS}) + threadIdx.x;
+copy_to_host(x, memory, size_t(x_shape[0]), thread);
+if (thread == 0) done[0] = 1;
+"""
+
+ToHost: TypeAlias = "Callable[[mx.array, mx.array], mx.array]"
+"""Has the device write an array, row by row, to bytes on the host; gives an array that is there when it has."""
+
+
+def to_host() -> ToHost | None:
+    """What writes results to the host's memory; None where MLX computes in memory that the host reads."""
+    return _to_host() if gpu_backend() == "cuda" and uses_gpu() else None
+
+
+@functools.cache
+def _to_host() -> ToHost | None:
+    import mlx.core as mx
+
+    kernel = mx.fast.cuda_kernel(
+        name="ezmsg_mlx_to_host",
+        input_names=["x", "memory"],
+        output_names=["done"],
+        header=_TO_HOST_HEADER,
+        source=_TO_HOST,
+    )
+
+    def write(x: mx.array, memory: mx.array) -> mx.array:
+        n_threads = -(-x.nbytes // _BYTES_A_THREAD)
+        (done,) = kernel(  # type: ignore[operator]  # an opaque callable of MLX
+            inputs=[x.reshape(-1), memory],
+            output_shapes=[(1,)],
+            output_dtypes=[mx.int32],
+            grid=(-(-n_threads // _THREADS) * _THREADS, 1, 1),
+            threadgroup=(_THREADS, 1, 1),
+        )
+        return done
+
+    # Once in a process: a kernel that does not compile or is wrong must cost no result.
+    try:
+        x, memory = mx.arange(1003, dtype=mx.float32) + 1, mx.zeros(8192, mx.uint8)
+        mx.eval(x, memory)
+        window = np.asarray(memory)
+        mx.eval(write(x, memory))
+        is_right = bool((window[: x.nbytes].view(np.float32) == np.arange(1003) + 1).all())
+    except Exception:
+        ez.logger.exception("Results are read through MLX, since the kernel that writes them to the host failed.")
+        return None
+    if not is_right:
+        ez.logger.warning("Results are read through MLX, since the kernel that writes them to the host is wrong.")
+    return write if is_right else None

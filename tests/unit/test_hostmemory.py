@@ -1,0 +1,323 @@
+"""Memory that results are given in and messages uploaded from: used again, and never while somebody may look at it."""
+
+import ctypes
+import gc
+import math
+import pickle
+import threading
+import weakref
+
+import numpy as np
+import pytest
+from ezmsg.util.messages.util import replace
+
+mx = pytest.importorskip("mlx.core", exc_type=ImportError)
+
+from helpers.on_no_gpu import as_on_a_gpu, results_written
+from helpers.speed_messages import messages_of
+
+from ezmsg.mlx import AsArrayTransformer, ChainTransformer, PowTransformer, ReadLateTransformer
+from ezmsg.mlx.stream import convert, hostmemory
+from ezmsg.mlx.stream.hostmemory import Block, HostMemory, memory_in_use
+
+KIB, FLOAT = 1024, np.dtype(np.float32)
+SHAPE = (64, 256)
+
+
+@pytest.fixture
+def memory():
+    return HostMemory(hostmemory._plain_block)
+
+
+def address(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
+
+
+def lent(memory: HostMemory, shape=SHAPE, dtype=FLOAT) -> np.ndarray:
+    return memory.lend(memory.take(4 * math.prod(shape)), shape, dtype)
+
+
+HOLDERS = {
+    "array": lambda array: array,
+    "base": lambda array: array if array.base is None else array.base,
+    "slice": lambda array: array[3:7],
+    "view of a view": lambda array: array[1:].T[::2].view(np.int32)[..., :1],
+    "subclass": lambda array: array.view(np.recarray)[2:],
+    "item": lambda array: array[0:1, 0].view(np.void),
+    "memoryview": lambda array: memoryview(array)[2:],
+    "buffer": lambda array: array[5:].data,
+    "ctypes": lambda array: np.ctypeslib.as_ctypes(array[:2]),
+    "ctypes buffer": lambda array: (ctypes.c_char * 8).from_buffer(array),
+    "frombuffer": lambda array: np.frombuffer(array, np.uint8)[7:],
+    "DLPack": lambda array: np.from_dlpack(array)[1:],
+    "interface": lambda array: np.asarray(
+        type("Other", (), {"__array_interface__": array.__array_interface__, "a": array})()
+    ),
+    "out of band": lambda array: _out_of_band(array[2:]),
+    "copied flags": lambda array: _read_only(array[4:]),
+    "in a cycle": lambda array: _cycle(array),
+    "iterator": lambda array: np.nditer(array[1:]),
+    "closure": lambda array: lambda: array[0],
+}
+
+
+def _out_of_band(array):
+    buffers: list[pickle.PickleBuffer] = []
+    return pickle.dumps(array, protocol=5, buffer_callback=buffers.append), buffers
+
+
+def _read_only(array):
+    view = array[:]
+    view.flags.writeable = False
+    return view
+
+
+def _cycle(array):
+    cycle: list = [array]
+    cycle.append(cycle)
+    return cycle
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_memory_comes_back_when_nothing_refers_to_it(name, memory):
+    array = lent(memory)
+    at = address(array)
+    holder = HOLDERS[name](array)
+    del array
+    gc.collect()
+    other = lent(memory)
+    assert memory.use().lent == 2 * 64 * KIB and address(other) != at
+    del holder
+    gc.collect()
+    assert memory.use() == (64 * KIB, 64 * KIB)
+    assert address(lent(memory)) == at
+    del other
+
+
+def test_a_result_that_a_dying_cycle_hands_on_is_not_written_to(memory):
+    kept = []
+
+    class HandsOn:
+        def __init__(self, array):
+            self.array, self.itself = array, self
+
+        def __del__(self):
+            kept.append(self.array)
+
+    array = lent(memory)
+    array[:] = 1
+    HandsOn(array)
+    del array
+    gc.collect()
+    assert len(kept) == 1 and memory.use().idle == 0
+    lent(memory)[:] = 2
+    assert (kept[0] == 1).all()
+
+
+def test_arrays_are_those_that_a_user_expects(memory):
+    for shape, dtype in (((3, 5, 7), "f4"), ((4,), "i2"), ((), "f8"), ((2, 3), "c8"), ((0, 3), "f4")):
+        array = memory.lend(memory.take(1), shape, np.dtype(dtype))
+        assert type(array) is np.ndarray and array.shape == shape and array.dtype == dtype
+        assert array.flags.writeable and array.flags.c_contiguous and array.flags.aligned
+        array[...] = 1
+        np.testing.assert_array_equal(pickle.loads(pickle.dumps(array, protocol=5)), np.ones(shape, dtype))
+        assert array.copy().flags.owndata
+
+
+def test_what_users_hold_and_what_is_idle_have_a_bound(memory, monkeypatch):
+    monkeypatch.setattr(hostmemory, "MOST_LENT", 10 * 64 * KIB)
+    monkeypatch.setattr(hostmemory, "MOST_IDLE", 4 * 64 * KIB)
+    held = []
+    for number in range(50):
+        held.append(lent(memory))
+        held[-1][:] = number
+    use = memory.use()
+    assert use.lent == 10 * 64 * KIB and use.idle == 64 * KIB
+    assert sum(array.flags.owndata for array in held) == 40
+    assert all((array == number).all() for number, array in enumerate(held))
+    held.clear()
+    assert memory.use() == (0, 4 * 64 * KIB)
+    # What was used last is there.
+    assert lent(memory, (16, 8)) is not None and memory.use().idle <= 4 * 64 * KIB
+
+
+def test_what_nobody_uses_is_freed(memory, monkeypatch):
+    freed, done = [], threading.Event()
+    monkeypatch.setattr(hostmemory, "IDLE_SECONDS", 0.02)
+    monkeypatch.setattr(hostmemory, "_free", lambda block: (freed.append(block.size), len(freed) == 2 and done.set()))
+    first, second = lent(memory), memory.take(1)
+    memory.give_back(second)
+    del first
+    assert done.wait(60) and sorted(freed) == [16 * KIB, 64 * KIB]
+    sweeper = memory._sweeper
+    if sweeper is not None:
+        sweeper.join(60)
+    assert memory._sweeper is None and memory.use() == (0, 0)
+    # And begins again.
+    lent(memory)
+    assert memory._sweeper is not None
+
+
+def test_memory_is_gone_with_its_owner():
+    memory = HostMemory(hostmemory._plain_block)
+    array, known = lent(memory), weakref.ref(memory)
+    array[:] = 3
+    del memory
+    assert known() is None and (array == 3).all()
+
+
+def test_sizes_are_few():
+    sizes = {hostmemory._size_class(n) for n in range(1, 4 << 20, 4097)}
+    assert len(sizes) < 16 + 8 * 5
+    assert all(
+        n <= hostmemory._size_class(n) <= max(1.13 * n, n + 16 * KIB) for n in (1, 5000, 10**6, 49_152_000, 10**9)
+    )
+
+
+def test_threads_that_read_and_drop_results():
+    memory, errors = HostMemory(hostmemory._plain_block), []
+
+    def work(number: int) -> None:
+        held: list[np.ndarray] = []
+        for turn in range(300):
+            array = lent(memory, (32, 128))
+            array[:] = number * 1000 + turn
+            held.append(array[turn % 8 :])
+            if len(held) > 5:
+                first = held.pop(0)
+                if len(np.unique(first)) != 1 or int(first[0, 0]) != number * 1000 + turn - 5:
+                    errors.append((number, turn))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors and memory.use().lent == 0
+
+
+# Messages
+
+
+@pytest.fixture
+def device():
+    return HostMemory(hostmemory._device_block)
+
+
+@pytest.mark.parametrize("source", ["int8", "uint16", "int16", "float16", "float32", "float64", "int32", "bool"])
+@pytest.mark.parametrize("shape", [(1, 1), (7, 3), (30, 256), (5, 2, 3)])
+def test_a_message_is_copied_to_the_same_memory_each_time(source, shape, device):
+    rng = np.random.default_rng(0)
+    dtype = np.dtype(source) if np.dtype(source).itemsize < 4 else FLOAT
+    kept = None
+    for _ in range(3):
+        x = rng.integers(0, 100, shape).astype(source)
+        block = device.take(x.size * dtype.itemsize)
+        array = block.filled(x, dtype)
+        np.testing.assert_array_equal(np.array(array == array) * np.array(array), x.astype(dtype))
+        assert array.shape == shape and (kept is None or array is kept)
+        kept = array
+        device.give_back(block)
+
+
+@pytest.mark.parametrize("n_rows", [1, 2, 3, 5, 64])
+def test_several_threads_copy_all_of_a_large_message(n_rows, device, monkeypatch):
+    monkeypatch.setattr(hostmemory, "LARGE", 1)
+    monkeypatch.setattr(hostmemory.os, "cpu_count", lambda: 8)
+    # Neither contiguous nor writable, as what comes from another process may be; what overflows does so in silence.
+    whole = 10.0 ** np.random.default_rng(n_rows).integers(-99, 99, (2 * n_rows, 6))
+    whole.flags.writeable = False
+    for x in (whole[::2], whole[1::2, ::-1]):
+        with np.errstate(all="ignore"):
+            expected = x.astype(np.float32)
+        np.testing.assert_array_equal(np.array(device.take(4 * x.size).filled(x, FLOAT)), expected)
+
+
+def test_memory_of_messages_is_written_to_again_when_the_device_has_read_it(device, monkeypatch):
+    waited_for: list[object] = []
+    monkeypatch.setattr(mx, "eval", lambda what: waited_for.append(what))
+    blocks: list[Block] = []
+    for number in range(10):
+        blocks.append(device.take(1))
+        assert waited_for == [[each] for each in range(number - hostmemory.MOST_READ + 1)]
+        device.give_back_after(blocks[-1], [number])
+    assert len(set(map(id, blocks))) == hostmemory.MOST_READ
+    assert blocks[4:] == blocks[:6]
+
+
+# Results of chains
+
+
+def stages():
+    return [AsArrayTransformer(backend="mlx", dtype="float32"), PowTransformer(), AsArrayTransformer(backend="numpy")]
+
+
+@pytest.fixture(params=["cpu", "as on a GPU"])
+def on(request):
+    if request.param == "cpu":
+        yield request.param
+        return
+    mx.disable_compile()
+    with as_on_a_gpu(), results_written():
+        yield request.param
+    mx.enable_compile()
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"), [("fused", "int16"), ("fused", "float64"), ("bare", "float32"), ("late", "int16")]
+)
+def test_what_is_held_never_changes_while_the_stream_goes_on(kind, source, on, monkeypatch):
+    """Thousands of results, and of what can be made of them without a copy."""
+    most = 500 * 16 * KIB
+    monkeypatch.setattr(hostmemory, "MOST_LENT", most)
+    # Small ones, so that there can be many.
+    monkeypatch.setattr(convert, "SMALL_RESULT", 0)
+    rng, makers = np.random.default_rng(1), list(HOLDERS.items())
+    messages = messages_of(8, 64, 8)
+    results_of = {"fused": as_one, "bare": converted, "late": converted_late}[kind]()
+    held: list[tuple[str, object, np.ndarray]] = []
+    due: list[np.ndarray] = []
+    for number in range(2000):
+        message = replace(messages[number % 8], data=(messages[number % 8].data + number).astype(source))
+        due.append(message.data.astype(np.float32) ** (2 if kind == "fused" else 1))
+        for result in results_of(message):
+            expected = due.pop(0)
+            np.testing.assert_array_equal(result.data, expected)
+            assert result.data.flags.writeable
+            name, make = makers[rng.integers(len(makers))]
+            held.append((name, make(result.data), expected))
+            del result
+        # Dropped in no order, and some kept from the beginning on.
+        while len(held) > 700:
+            held.pop(int(rng.integers(100, len(held))))
+    assert memory_in_use().lent <= 2 * most
+    for name, holder, expected in held:
+        assert _bytes_of(name, holder) == _bytes_of(name, HOLDERS[name](expected)), name
+
+
+def as_one():
+    chain = ChainTransformer(make_chain=stages)
+    return lambda message: [chain(message)]
+
+
+def converted():
+    to_mlx, to_numpy = AsArrayTransformer(backend="mlx", dtype="float32"), AsArrayTransformer(backend="numpy")
+    return lambda message: [to_numpy(to_mlx(message))]
+
+
+def converted_late():
+    to_mlx, late = AsArrayTransformer(backend="mlx", dtype="float32"), ReadLateTransformer(depth=2)
+    return lambda message: late(to_mlx(message))
+
+
+def _bytes_of(name: str, holder: object) -> bytes:
+    if name == "out of band":
+        _, buffers = holder
+        return b"".join(bytes(buffer) for buffer in buffers)
+    if name == "in a cycle":
+        return holder[0].tobytes()
+    if name == "closure":
+        return holder().tobytes()
+    if name == "iterator":
+        return b"".join(bytes(value) for value in holder)
+    return bytes(holder) if name.startswith("ctypes") else np.asarray(holder).tobytes()
