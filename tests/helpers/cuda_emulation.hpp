@@ -21,6 +21,7 @@ inline float fmaxf(float x, float y) { return __builtin_fmaxf(x, y); }
 inline float fmaf(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 inline double fma(double x, double y, double z) { return __builtin_fma(x, y, z); }
 inline float expf(float x) { return __builtin_expf(x); }
+inline float sqrtf(float x) { return __builtin_sqrtf(x); }
 inline float rsqrtf(float x) { return 1.0f / __builtin_sqrtf(x); }
 
 namespace emulation {

@@ -29,6 +29,7 @@ blocks_at_once = 4
 """How many blocks run at the same time. With more than one, tiles wait for the tiles before them."""
 
 C_TYPES = {
+    mx.bool_: "bool",
     mx.float32: "float",
     mx.uint8: "uint8_t",
     mx.int16: "int16_t",
@@ -68,6 +69,8 @@ def _compiled(source: str) -> ctypes.CDLL:
 
 
 def _unwritten(shape: tuple[int, ...], dtype: mx.Dtype) -> np.ndarray:
+    if dtype == mx.bool_:
+        return np.full(shape, 99, np.uint8).view(np.bool_)
     return np.full(shape, math.nan, np.float32) if dtype == mx.float32 else np.full(shape, -1, np.int64)
 
 

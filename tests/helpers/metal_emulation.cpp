@@ -55,7 +55,7 @@ struct Thread {
   Position position;
 };
 
-// What is known of a word of 4 bytes: who wrote and who read it last, and after how many barriers for its memory.
+// What is known of a word, the entry of a buffer: who wrote and who read it last, and after how many barriers for its memory.
 struct Word {
   bool written = false;
   int writer = NOBODY, reader = NOBODY;
@@ -68,6 +68,7 @@ struct Region {
   int memory;
   std::vector<Word> words;
   const char* name;
+  size_t entry = 4;
 };
 
 static std::vector<Thread> threads;
@@ -101,7 +102,7 @@ static void access(const void* at, size_t size, bool is_write) {
     if (from + size > region.end) fail("out of bounds: %s is left by an access that begins inside", region.name);
     if (is_write && region.is_input) fail("%s is an input and is written", region.name);
     unsigned now = epoch[region.memory];
-    for (size_t i = (from - region.begin) / 4; i <= (from + size - 1 - region.begin) / 4; ++i) {
+    for (size_t i = (from - region.begin) / region.entry; i <= (from + size - 1 - region.begin) / region.entry; ++i) {
       if (region.is_input) continue;
       Word& word = region.words[i];
       bool other_group = region.memory == DEVICE && word.writer != NOBODY && word.written_by_group != group_number;
@@ -216,7 +217,7 @@ static void run_all(const Call& wanted) {
 using namespace emulation;
 
 // *sizes* in bytes of all buffers, in order; the last *n_results* of those are written. 0, or 1 with a message.
-extern "C" int emulation_run(const Call* wanted, const size_t* sizes, int n_buffers, const char* is_result,
+extern "C" int emulation_run(const Call* wanted, const size_t* sizes, const size_t* entries, int n_buffers, const char* is_result,
     const char* const* names, char* text, size_t text_size) {
   call = wanted;
   message = text;
@@ -228,8 +229,8 @@ extern "C" int emulation_run(const Call* wanted, const size_t* sizes, int n_buff
       {memory, memory + memory_size, false, THREADGROUP, std::vector<Word>(memory_size / 4 + 1), "threadgroup memory"});
   for (int i = 0; i < n_buffers; ++i) {
     const char* begin = static_cast<const char*>(wanted->buffers[i]);
-    size_t n_words = is_result[i] ? sizes[i] / 4 + 1 : 0;
-    regions.push_back({begin, begin + sizes[i], !is_result[i], DEVICE, std::vector<Word>(n_words), names[i]});
+    size_t n_words = is_result[i] ? sizes[i] / entries[i] + 1 : 0;
+    regions.push_back({begin, begin + sizes[i], !is_result[i], DEVICE, std::vector<Word>(n_words), names[i], entries[i]});
   }
   if (_setjmp(caller)) return 1;
   uint3 group = wanted->group;

@@ -48,7 +48,14 @@ HAS_FMA = pathlib.Path("/proc/cpuinfo").is_file() and " fma " in pathlib.Path("/
 
 FMA_FLAGS = ("-mfma",) if HAS_FMA else ()
 
-DTYPES = {"bfloat16_t": np.uint16, "float": np.float32, "int": np.int32, "uint32_t": np.uint32, "int64_t": np.int64}
+DTYPES = {
+    "bfloat16_t": np.uint16,
+    "bool": np.bool_,
+    "float": np.float32,
+    "int": np.int32,
+    "uint32_t": np.uint32,
+    "int64_t": np.int64,
+}
 
 
 SAFE = 0
@@ -303,6 +310,7 @@ def run_emulated(launch: Launch, inputs: Sequence[np.ndarray], results: Sequence
     failed = library.emulation_run(
         ctypes.byref(call),
         (ctypes.c_size_t * len(buffers))(*(buffer.nbytes for buffer in buffers)),
+        (ctypes.c_size_t * len(buffers))(*(buffer.itemsize for buffer in buffers)),
         len(buffers),
         bytes(i >= n_inputs for i in range(len(buffers))),
         (ctypes.c_char_p * len(buffers))(*(parameter.name.encode() for parameter in parameters)),
@@ -351,16 +359,21 @@ class MetalKernel:
         launch = self.launch(inputs, output_shapes=output_shapes, output_dtypes=output_dtypes, **arguments)
         if _is_recording:
             launches.append(launch)
-        assert set(output_dtypes) == {mx.float32}
+        assert set(output_dtypes) <= {mx.float32, mx.bool_}
         # The bits of what NumPy lacks.
         given = [np.asarray(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array) for array in inputs]
         copied = [array.nbytes for array in given if not array.flags.c_contiguous]
         tally.launches += 1
         tally.copies += len(copied)
         tally.copied += 2 * sum(copied)
-        tally.moved += sum(array.nbytes for array in given) + sum(4 * math.prod(shape) for shape in output_shapes)
+        tally.moved += sum(array.nbytes for array in given) + sum(
+            math.prod(shape) * dtype.size for shape, dtype in zip(output_shapes, output_dtypes, strict=True)
+        )
         # What a kernel leaves unwritten is nothing to be read.
-        results = [np.full(shape, np.nan, np.float32) for shape in output_shapes]
+        results = [
+            np.full(shape, np.nan, np.float32) if dtype == mx.float32 else np.full(shape, 99, np.uint8).view(np.bool_)
+            for shape, dtype in zip(output_shapes, output_dtypes, strict=True)
+        ]
         run(launch, [np.ascontiguousarray(array) for array in given], results)
         return [mx.array(result) for result in results]
 

@@ -9,6 +9,7 @@ from ezmsg.mlx.kernels.layout import LARGEST_SAMPLE
 from ezmsg.mlx.kernels.metal import ewma
 from ezmsg.mlx.kernels.sources import read_source
 
+from . import crossing_cases
 from .ewma_cases import OWN_CASES, state_of
 from .metal_cases import check_corrected, check_long_memory_in_single_samples, check_scores, run_scores
 from .recurrence_cases import CASES, EXACT_CASES
@@ -99,7 +100,11 @@ def _check_zscore() -> None:
     assert not y[:, 0].any() and not y[850:, 1].any()
 
 
-CHECKS = {"ewma": _check_ewma, "sosfilt": _check_sosfilt, "zscore": _check_zscore}
+def _check_crossings() -> None:
+    crossing_cases.check_all("metal")
+
+
+CHECKS = {"ewma": _check_ewma, "sosfilt": _check_sosfilt, "zscore": _check_zscore, "crossings": _check_crossings}
 """What a kernel that is right goes through; AssertionError where one is not."""
 
 _BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);\n"
@@ -180,4 +185,39 @@ MUTANTS = [
     Mutant("zscore", "k = n_of_stream + n_before", "k = n_of_stream"),
     Mutant("zscore", "before = of_stream;\n", ""),
     Mutant("zscore", "- before.mean.low", "+ before.mean.low"),
+    # Crossings.
+    Mutant("crossings", "if (channel >= uint(x_shape[1])) return;\n", ""),
+    Mutant("crossings", "sign = threshold >= 0.0f", "sign = threshold > 0.5f"),
+    Mutant("crossings", "compared * sign >= bound * sign", "compared * sign > bound * sign"),
+    Mutant("crossings", "status == UNDER", "status != OVER"),
+    Mutant("crossings", "&& left == 0.0f", ""),
+    Mutant("crossings", "left = begins ? refractory", "left = is_over ? refractory"),
+    Mutant("crossings", "left - 1.0f : 0.0f", "left - 2.0f : 0.0f"),
+    Mutant("crossings", "is_compared = size <= LARGEST_SCALED;\n", ""),
+    Mutant("crossings", "spread - share * second.high", "spread"),
+    Mutant("crossings", "rest * delta / root", "delta / root"),
+    Mutant("crossings", "moved(average, -alpha * average.high)", "average"),
+    Mutant("crossings", "average.high / weight.high", "average.high"),
+    Mutant("crossings", "1.0f + EAGERNESS", "1.0f - EAGERNESS"),
+    Mutant("crossings", "gain < 0.5f ? gain : 0.5f", "gain"),
+    Mutant("crossings", "if (first.high == 0.0f) {", "if (false) {"),
+    Mutant("crossings", "-gain * first.high", "gain * first.high"),
+    Mutant("crossings", "NORMAL * first.high", "first.high"),
+    Mutant("crossings", "compared * sign > peak * sign", "compared * sign >= peak * sign"),
+    Mutant("crossings", "offset = age;\n", ""),
+    Mutant("crossings", "age >= float(window)", "age > float(window)"),
+    Mutant("crossings", "is_over || age >= shortest", "true"),
+    Mutant("crossings", "(is_over ? 1 : 0)", "0"),
+    Mutant("crossings", "(at_peak ? int(offset) : 0)", "0"),
+    Mutant("crossings", "age = 0.0f;\n", "", 1),
+    Mutant("crossings", "value = sample;\n", "", 0),
+    Mutant("crossings", "value = sample;\n", "", 1),
+    Mutant("crossings", "if (i >= n) {", "if (i > n) {"),
+    Mutant("crossings", "at >= int(n)", "at > int(n)"),
+    Mutant("crossings", "++found;\n", "", 0),
+    Mutant("crossings", "++found;\n", "", 2),
+    Mutant("crossings", "for (; found < slots; ++found)", "for (; found < slots; found += 2)"),
+    Mutant("crossings", "zf[n_channels + channel] = left", "zf[n_channels + channel] = 0.0f"),
+    Mutant("crossings", "zf[channel] = status", "zf[channel] = UNDER"),
+    Mutant("crossings", "start + i < n ? x[", "true ? x["),
 ]

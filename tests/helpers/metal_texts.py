@@ -8,15 +8,21 @@ import subprocess
 import mlx.core as mx
 import numpy as np
 
-from ezmsg.mlx.kernels.metal import ewma, sosfilt, zscore
+from ezmsg.mlx.kernels.crossings import Crossings
+from ezmsg.mlx.kernels.metal import crossings, ewma, sosfilt, zscore
 
 from .metal_emulation import Launch, recorded
 
-MODULES = {"ewma": ewma, "sosfilt": sosfilt, "zscore": zscore}
+MODULES = {"crossings": crossings, "ewma": ewma, "sosfilt": sosfilt, "zscore": zscore}
 
 SECTION = np.array([[1.0, 0.5, 0.25, 1.0, -0.5, 0.25]])
 
+_CROSSINGS = [Crossings(np.zeros(n, np.float32), scale="rms", window=3, gives_values=n > 8) for n in (1, 8, 9)]
+
 CALLS = {
+    "crossings": [
+        ((n, len(of.thresholds)), of, (of.n_rows, len(of.thresholds))) for of in _CROSSINGS for n in (1, 300)
+    ],
     # Arrays of fewer than eight entries are "constant", others "device".
     "ewma": [(shape, 0.1, (n_states, shape[1])) for n_states in (2, 4) for shape in [(1, 1), (300, 1), (1, 8), (9, 9)]],
     "sosfilt": [(shape, SECTION, (1, 4, shape[1])) for shape in [(1, 1), (300, 1), (1, 8), (9, 9)]],
@@ -51,6 +57,8 @@ namespace metal { float fabs(float); float sqrt(float); }
 def opencl_of(launch: Launch) -> str:
     """*launch* in C++ for OpenCL, a language whose compilers know address spaces: those of Metal by other names."""
     text = launch.text.replace("[[kernel]] void", "__kernel void")
+    # A kernel of OpenCL gives no truth values.
+    text = text.replace("device bool* y", "device uchar* y")
     return _OPENCL + re.sub(r"\[\[.*?\]\]", "", text)
 
 

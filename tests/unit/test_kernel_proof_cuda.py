@@ -16,12 +16,12 @@ from helpers.transformers import filtered
 from ezmsg.mlx import kernels
 from ezmsg.mlx.ewma import EWMATransformer
 from ezmsg.mlx.kernels import proof
-from ezmsg.mlx.kernels.cuda import ewma, sosfilt, zscore
+from ezmsg.mlx.kernels.cuda import crossings, ewma, sosfilt, zscore
 from ezmsg.mlx.kernels.cuda import kernel as making
 from ezmsg.mlx.kernels.plain import ewma as plain_ewma
 from ezmsg.mlx.kernels.sources import read_source
 
-MODULES = {"ewma": ewma, "zscore": zscore, "sosfilt": sosfilt}
+MODULES = {"crossings": crossings, "ewma": ewma, "zscore": zscore, "sosfilt": sosfilt}
 
 FAULTS = [
     # A state that is not gone on from, by the kernel for short messages and by that for long ones.
@@ -45,7 +45,9 @@ def cuda_machine(monkeypatch):
         making.cuda_kernel.cache_clear()
         for module in MODULES.values():
             module._launch.cache_clear()
-            module._table.cache_clear() if module is not sosfilt else module._device_table.cache_clear()
+            for name in ("_table", "_device_table"):
+                if hasattr(module, name):
+                    getattr(module, name).cache_clear()
             module._compile_ahead.cache_clear()
 
     monkeypatch.setattr(mx.fast, "cuda_kernel", cuda_emulation.CudaKernel)
@@ -67,7 +69,8 @@ def test_kernels_that_are_right_are_used(recurrence, caplog, monkeypatch):
 
     monkeypatch.setattr(cuda_emulation.CudaKernel, "__call__", note)
     assert kernels.kernel(recurrence, "cuda") is MODULES[recurrence]
-    assert {"short", "long"} <= launched and not caplog.records
+    # Crossings have one for all lengths.
+    assert ({"short", "long"} <= launched or recurrence == "crossings") and launched and not caplog.records
     launched.clear()
     assert kernels.kernel(recurrence, "cuda") is MODULES[recurrence]
     assert not launched

@@ -36,7 +36,7 @@ def test_each_pointer_has_an_address_space(launches):
     for launch in launches:
         # A type, an asterisk or an ampersand, and a name: what is multiplied is no type.
         pointers = re.findall(
-            r"((?:\w+\s+)*)\b(?:float|int|uint|Pair|State|Statistics|Section)\s*[*&]+\s*\w+", launch.text
+            r"((?:\w+\s+)*)\b(?:bool|float|int|uint|Pair|State|Statistics|Section)\s*[*&]+\s*\w+", launch.text
         )
         # Only arrays: nothing is passed to a function by pointer or reference.
         assert len(pointers) == launch.text.count("[[buffer(") >= 6
@@ -60,7 +60,7 @@ def test_threadgroup_memory_is_within_what_metal_has(launches):
         constants = {name: int(value) for name, value in re.findall(r"constexpr uint (\w+) = (\d+);", launch.text)}
         sizes = re.findall(r"^threadgroup \w+ \w+\[(.*?)\];", launch.text, re.MULTILINE)
         total = sum(4 * eval(size, {}, constants) for size in sizes)
-        assert sizes and total <= 32768, total
+        assert (sizes or "barrier" not in launch.text) and total <= 32768, total
 
 
 @pytest.mark.skipif(CLANG is None, reason="needs clang")

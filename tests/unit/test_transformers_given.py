@@ -42,6 +42,7 @@ TRANSFORMERS = {
     "LinearRegressorTransformer": {"weights": np.eye(2)},
     "PowTransformer": {},
     "ReadLateTransformer": {"depth": 0},
+    "ThresholdCrossingTransformer": {"output_format": "dense"},
     "RefitKalmanFilterTransformer": {
         "A_state_transition_matrix": np.eye(1),
         "W_process_noise_covariance": np.eye(1),

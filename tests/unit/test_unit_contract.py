@@ -2,6 +2,9 @@
 
 from importlib import metadata
 
+import ezmsg.event.binned
+import ezmsg.event.peak
+import ezmsg.event.rate
 import ezmsg.sigproc.affinetransform
 import ezmsg.sigproc.asarray
 import ezmsg.sigproc.butterworthfilter
@@ -106,6 +109,29 @@ SUBJECTS = [
         package.RefitKalmanFilter,
         package.RefitKalmanFilterSettings(0.9 * np.eye(2), np.eye(2), np.ones((3, 2)), np.eye(3)),
         changes=frozenset({"dims", "ch", "key"}),
+    ),
+    Subject(
+        "mlx.ThresholdCrossing",
+        package.ThresholdCrossingTransformer,
+        package.ThresholdCrossing,
+        package.ThresholdSettings(threshold=-1.0, output_format="dense"),
+        ezmsg.event.peak.ThresholdSettings(threshold=-1.0, output_format="dense"),
+    ),
+    Subject(
+        "mlx.BinnedEventAggregatorUnit",
+        package.BinnedEventAggregator,
+        package.BinnedEventAggregatorUnit,
+        package.BinnedEventAggregatorSettings(bin_duration=0.005),
+        ezmsg.event.binned.BinnedEventAggregatorSettings(bin_duration=0.005),
+        changes=frozenset({"gain"}),
+    ),
+    Subject(
+        "mlx.EventRate",
+        package.Rate,
+        package.EventRate,
+        package.EventRateSettings(bin_duration=0.005),
+        ezmsg.event.rate.EventRateSettings(bin_duration=0.005),
+        changes=frozenset({"gain"}),
     ),
     Subject("mlx.ReadLate", package.ReadLateTransformer, package.ReadLate, package.ReadLateSettings(depth=0)),
     Subject("mlx.Rechunk", package.RechunkTransformer, package.Rechunk, package.RechunkSettings(sizes=(200,))),

@@ -117,6 +117,9 @@ class AsArrayTransformer(
         if self._asked_for_limit:
             withdraw_cache_limit(self)
             self._asked_for_limit, self._counts = False, type(self)._counts
+        if callable(tocoo := getattr(data, "tocoo", None)) and self.settings.backend == "numpy":
+            # Events on the device; on the host they are what ezmsg-event gives.
+            return replace(message, data=tocoo())
         if not is_mlx_array(data):
             return super()._process(message) if dtype is None else self._cast(message, dtype)
         if self.settings.backend == "numpy":

@@ -174,7 +174,8 @@ class CompiledRun(FusedRun):
         self._memory, self._has_entry = device_memory(), self.ends.entry is not None
         self._staged = STAGED[message.data.dtype] if self._has_entry else np.dtype(np.float32)
         self._in_flight = InFlight()
-        self._write = to_host() if self.ends.exit is not None else None
+        # Truth values are few bytes, and are read as they are.
+        self._write = to_host() if self.ends.exit is not None and self._result_dtype != "bool" else None
         rounds = self._rounds and self._dtype in MLX_DTYPES and is_integer(self._dtype)
         self._integer = self._dtype if rounds else None
         self._source = np.dtype(self._integer or np.float32)
@@ -271,7 +272,10 @@ class CompiledRun(FusedRun):
         marks = [x.reshape(-1)[:1].astype(mx.float32)] if self.ends.exit is None else []
         results: list[mx.array] = []
         if y is not None:
-            data = cast(mx.array, y) if self._integer is None else mlx_to_integers(cast(mx.array, y), self._integer)
+            data = cast(mx.array, y)
+            if writes and data.dtype == mx.bool_:
+                data = data.astype(mx.float32)
+            data = data if self._integer is None else mlx_to_integers(data, self._integer)
             results = [cast(ToHost, self._write)(data, given[0]) if writes else data]
         return [*itertools.chain(*cast("Sequence[tuple[mx.array, ...]]", after)), *results, *marks]
 
@@ -307,8 +311,7 @@ class CompiledRun(FusedRun):
     def _result_of(self, begun: Begun) -> Array:
         """The result, which is waited for where it goes to the host; what is left of the outputs is the state."""
         if begun.shape is None:
-            empty = self._result_shape(0)
-            return np.empty(empty, self._dtype or np.float32) if self.ends.exit else mx.zeros(empty)
+            return self._no_samples() if self.ends.exit else mx.array(self._no_samples())
         done = begun.outputs.pop()
         if self.ends.exit is None:
             return done

@@ -13,7 +13,7 @@ from ezmsg.util.messages.axisarray import AxisArray, LinearAxis
 from ezmsg.util.messages.util import replace
 
 from ..asarray import AsArrayTransformer
-from ..stream.convert import is_integer, numpy_to_integers
+from ..stream.convert import dtype_name, is_integer, numpy_to_integers
 from ..stream.fusible import Array, FusedStage
 from ..stream.segments import same_axis
 
@@ -186,6 +186,7 @@ class FusedRun(abc.ABC):
         }
         self._shape, self._result_axis = tuple(result.data.shape), result.get_axis_idx(self._likeness.dim)
         self._dtype = ends.exit.settings.dtype if ends.exit is not None else None
+        self._result_dtype = dtype_name(result.data)
         self._rounds = ends.exit is not None and ends.exit.settings.rounding == "nearest"
         self._resident: Resident | None = None
         self.before_load: Callable[[FusedRun], None] = lambda run: None
@@ -297,6 +298,9 @@ class FusedRun(abc.ABC):
             # This message is not lost for what the next one may meet.
             return None
 
+    def _no_samples(self) -> npt.NDArray:
+        return np.empty(self._result_shape(0), self._result_dtype)
+
     def _result_shape(self, n_samples: int) -> tuple[int, ...]:
         axis = self._result_axis
         return (*self._shape[:axis], n_samples, *self._shape[axis + 1 :])
@@ -372,12 +376,12 @@ class HostRun(FusedRun):
         with np.errstate(all="ignore"):
             np.copyto(x, data, casting="unsafe")
             result, arrays = self._apply(x, state, steps.key[1], steps.lengths)
-        y = np.empty(self._result_shape(0), np.float32) if result is None else cast(np.ndarray, result)
+        y = self._no_samples() if result is None else cast(np.ndarray, result)
         if self.ends.exit is None:
             import mlx.core as mx
 
             return mx.array(y), arrays
-        if self._dtype is not None and self._dtype != "float32":
+        if self._dtype is not None and y.dtype != self._dtype:
             if self._rounds and is_integer(self._dtype):
                 return numpy_to_integers(y, self._dtype), arrays
             return np.array(y, dtype=self._dtype), arrays

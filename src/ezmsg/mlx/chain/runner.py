@@ -18,7 +18,7 @@ from ezmsg.util.messages.axisarray import AxisArray, AxisBase
 
 from ..asarray import AsArrayTransformer
 from ..rechunk import RechunkTransformer
-from ..stream.convert import is_mlx_array
+from ..stream.convert import dtype_name, is_mlx_array
 from ..stream.device import uses_gpu
 from ..stream.fusible import FusedStage, fused_stage
 from ..stream.unit import Output, Stage
@@ -142,14 +142,14 @@ def _fused(passed: Sequence[Passed], lengths: tuple[int, ...] | None) -> FusedRu
     leaves = None
     stages: list[FusedStage] = []
     for step in passed[n_taken:]:
-        if not (_is_float32(step.message) and Likeness.has_regular_samples(step.message)):
+        if not ((dtype := _dtype_of(step.message)) and Likeness.has_regular_samples(step.message)):
             break
         if _is_exit(step):
             leaves = cast(AsArrayTransformer, step.stage)
             n_taken += 1
             break
-        stage = _fused_stage(step) if isinstance(step.output, AxisArray) and _is_float32(step.output) else None
-        if stage is None:
+        stage = _fused_stage(step) if isinstance(step.output, AxisArray) and _dtype_of(step.output) else None
+        if stage is None or dtype not in stage.takes:
             break
         stages.append(stage)
         n_taken += 1
@@ -180,12 +180,10 @@ def _fused_stage(step: Passed) -> FusedStage | None:
         return None
 
 
-def _is_float32(message: AxisArray) -> bool:
-    if not is_mlx_array(message.data):
-        return False
-    import mlx.core as mx
-
-    return message.data.dtype == mx.float32
+def _dtype_of(message: AxisArray) -> str | None:
+    """The dtype of MLX data, if stages can be fused that give it."""
+    name = dtype_name(message.data) if is_mlx_array(message.data) else None
+    return name if name in ("float32", "bool") else None
 
 
 def _is_entry(step: Passed) -> bool:
@@ -194,7 +192,7 @@ def _is_entry(step: Passed) -> bool:
         and type(step.message.data) is np.ndarray
         and step.message.data.dtype in ON_ENTRY
         and isinstance(step.output, AxisArray)
-        and _is_float32(step.output)
+        and _dtype_of(step.output) == "float32"
     )
 
 

@@ -45,18 +45,20 @@ from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from .crossings import Crossings
+
 if TYPE_CHECKING:
     import mlx.core as mx
 
-Recurrence = Literal["ewma", "zscore", "sosfilt", "recurrentcell"]
+Recurrence = Literal["ewma", "zscore", "sosfilt", "recurrentcell", "crossings"]
 """Names of the recurrences that kernels compute. That of a recurrent cell has a form of its own, described in
 :mod:`ezmsg.mlx.kernels.cells`."""
 
 Path = Literal["cpu", "cuda", "metal", "plain"]
 """Kernels of a recurrence: numba's, those written for CUDA, those for Metal, and plain MLX operations."""
 
-CoefficientsT = TypeVar("CoefficientsT", float, npt.NDArray[np.float64], contravariant=True)
-"""``alpha`` of an average or of z-scores; the sections, ``(n_sections, 6)``, of a filter."""
+CoefficientsT = TypeVar("CoefficientsT", float, npt.NDArray[np.float64], Crossings, contravariant=True)
+"""``alpha`` of an average or of z-scores; the sections, ``(n_sections, 6)``, of a filter; what is a crossing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +90,8 @@ class Kernel(Protocol[CoefficientsT]):
             chunk_sizes: Samples a launch, where a kernel is compiled for fixed sizes; others ignore them.
 
         Returns:
-            The results, float32, of the shape of *x*; and the state after the last sample, of the form of *zi*.
+            The results, float32, of the shape of *x* (crossings: as they say); and the state after the last sample, of
+            the form of *zi*.
         """
         ...
 

@@ -43,6 +43,8 @@ def _messages(path: Path) -> list[npt.NDArray[np.float32]]:
     ends = np.cumsum(lengths)
     x = np.random.default_rng(0).standard_normal((ends[-1], n_channels)).astype(np.float32) + np.float32(5)
     x[[0, 7, ends[-2] - 1, ends[-2] + 1], 2] = np.nan
+    # Far from all others on both sides of where a message ends.
+    x[ends[-2] - 2 : ends[-2] + 3, 1] = 9
     return np.split(x, ends[:-1])
 
 
@@ -68,7 +70,7 @@ def difference_of(recurrence: Recurrence, kernel: Kernel, path: Path) -> float:
         state = mx.zeros((*case.state_shape, x.shape[1]))
         for message in messages:
             y, state = kernel.run(mx.array(message), case.coefficients, state, 0, (512,))
-            results.append(np.array(y))
+            results.append(np.array(y, np.float32))
         found = np.concatenate(results)
         if not np.array_equal(np.isfinite(found), np.isfinite(expected)):
             return math.inf

@@ -16,8 +16,9 @@ def read_source(package: str, name: str) -> tuple[str, str]:
     """The header and the body of a kernel, as MLX wants them.
 
     A source has what the kernel needs before it, and ``KERNEL { ... }`` in the place of the function whose signature
-    MLX writes. Lines of the form ``#include "name"`` stand for another file of the folder: a header (``.h``, ``.cuh``),
-    which counts once, or a part of a body (``.inl``).
+    MLX writes. Lines of the form ``#include "name"`` stand for another file: a header (``.h``, ``.cuh``), which counts
+    once, or a part of a body (``.inl``). It is in the same folder or, where backends share it, in ``sources`` beside
+    this module.
 
     Args:
         package: The package whose folder ``sources`` has the file, like ``"ezmsg.mlx.kernels.cuda"``.
@@ -51,5 +52,6 @@ def _with_includes(package: str, name: str, seen: set[str]) -> str:
             seen.add(other)
         return _with_includes(package, other, seen)
 
-    text = resources.files(package).joinpath("sources", name).read_text(encoding="utf-8")
+    places = [resources.files(folder).joinpath("sources", name) for folder in (package, __package__)]
+    text = next((place for place in places if place.is_file()), places[0]).read_text(encoding="utf-8")
     return _INCLUDE.sub(included, text.replace("#pragma once\n", ""))

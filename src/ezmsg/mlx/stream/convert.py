@@ -335,8 +335,8 @@ def _started(array: mx.array) -> mx.array:
     return array
 
 
-def dtype_name(data: mx.array) -> str:
-    """The dtype of *data* as NumPy would call it."""
+def dtype_name(data: mx.array | np.ndarray) -> str:
+    """The dtype of *data* as NumPy calls it."""
     return str(data.dtype).rpartition(".")[2].rstrip("_")
 
 

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -88,6 +88,9 @@ class FusedStage(Generic[TransformerT]):
         message: As it came into the transformer.
     """
 
+    takes: ClassVar[frozenset[str]] = frozenset({"float32"})
+    """Dtypes of the data that it takes: ``"float32"``, ``"bool"``, or both. It may give either."""
+
     def __init__(self, transformer: TransformerT, message: AxisArray) -> None:
         self.transformer = transformer
         self.dim = resolve_stream_dim(message)
@@ -97,8 +100,9 @@ class FusedStage(Generic[TransformerT]):
         """The data of the result, and the arrays of the state after it; without side effects.
 
         Args:
-            x: float32. Of MLX while a compiled function is traced, when nothing may be evaluated. Of NumPy on the CPU:
-                contiguous, in memory of the chain, so that the result may be written to it, or be a view of it.
+            x: Of a dtype that it takes. Of MLX while a compiled function is traced, when nothing may be evaluated. Of
+                NumPy on the CPU: contiguous, in memory of the chain, so that the result may be written to it, or be a
+                view of it.
             arrays: The state, which must not be written to, in the library of *x*.
             variant: That of :meth:`advance`.
         """

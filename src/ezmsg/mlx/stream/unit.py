@@ -167,7 +167,8 @@ def own_settings(kind: type[SettingsT], given: ez.Settings) -> SettingsT:
     Args:
         kind: A class of settings that extends one of ezmsg-sigproc.
         given: Settings of that class of ezmsg-sigproc or of one derived from it, whose further fields are left out, as
-            there; or settings with exactly the fields of *kind*.
+            there; or settings of a class of the same name, as another package has it, with fields that *kind* has; or
+            settings with exactly the fields of *kind*.
 
     Raises:
         TypeError: *given* is none of these.
@@ -177,9 +178,9 @@ def own_settings(kind: type[SettingsT], given: ez.Settings) -> SettingsT:
         return given
     names = {field.name for field in dataclasses.fields(kind)}
     extended = next((base for base in kind.__mro__ if base.__module__.startswith("ezmsg.sigproc.")), kind)
-    if not isinstance(given, extended) and (
-        not isinstance(given, ez.Settings) or {field.name for field in dataclasses.fields(given)} != names
-    ):
+    fields = {field.name for field in dataclasses.fields(given)} if isinstance(given, ez.Settings) else {""}
+    is_namesake = type(given).__name__ == kind.__name__ and fields <= names
+    if not (isinstance(given, extended) or is_namesake or fields == names):
         raise TypeError(f"'settings' must be {kind.__module__}.{kind.__name__}, got {given!r}")
     # Warned about when *given* was built.
     with suppress_axis_deprecation():

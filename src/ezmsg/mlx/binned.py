@@ -1,0 +1,239 @@
+"""Events in bins, as counts or per second, on every MLX backend."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
+
+import ezmsg.core as ez
+import numpy as np
+import numpy.typing as npt
+from ezmsg.baseproc import BaseStatefulTransformer
+from ezmsg.sigproc.aggregate import AggregationFunction
+from ezmsg.sigproc.binned_aggregate import BinnedAggregateState, BinnedAggregateTransformer, BinSchedule
+from ezmsg.util.messages.axisarray import AxisArray, LinearAxis
+from ezmsg.util.messages.util import replace
+
+from .stream.convert import is_mlx_array
+from .stream.device import uses_gpu
+from .stream.fusible import Advance, Array, Axes, FusedStage
+from .stream.unit import (
+    PublishesEach,
+    TransformerTakesSettings,
+    UnitTakesSettings,
+    check_fields,
+    check_message,
+    check_number,
+)
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+
+class BinnedEventAggregatorSettings(ez.Settings):
+    """Settings for :obj:`BinnedEventAggregatorUnit`: those of ezmsg-event's."""
+
+    bin_duration: float = 0.05
+    """Seconds of a bin."""
+
+    scale_output: bool = True
+    """Whether counts are divided by ``bin_duration``: events per second."""
+
+    axis: str | None = None
+    """The dimension to go along; None: the stream dimension."""
+
+    fractional: bool = True
+    """Whether bins last ``bin_duration`` on average, some being a sample longer than others. Otherwise all have
+    ``int(bin_duration * sampling rate)`` samples."""
+
+    scale_by_value: bool = False
+    """Whether the values of events are added up, and not their number."""
+
+    # What BinnedAggregate asks for besides.
+    operation: ClassVar[AggregationFunction] = AggregationFunction.SUM
+    newaxis: ClassVar[str] = "metric"
+    passthrough: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_number("bin_duration", self.bin_duration)
+        check_fields(self, flags=("scale_output", "fractional", "scale_by_value"), names=("axis",))
+
+
+class BinnedEventAggregator(
+    TransformerTakesSettings,
+    BinnedAggregateTransformer,
+    BaseStatefulTransformer[BinnedEventAggregatorSettings, AxisArray, AxisArray, BinnedAggregateState],
+):
+    """Count events in bins of equal duration.
+
+    Takes the settings of ezmsg-event's class of this name and gives its results: MLX data gives MLX data in float32,
+    NumPy's and ``sparse.COO`` give NumPy's in float64. The bins are those of ezmsg-sigproc's
+    :obj:`~ezmsg.sigproc.binned_aggregate.BinnedAggregate`. An event is what is not 0, as :obj:`ThresholdCrossing` gives
+    it, dense or sparse. A message in which no bin ends gives one without samples.
+
+    Raises:
+        TypeError: What is given is not a message.
+
+    Example:
+        >>> import mlx.core as mx
+        >>> from ezmsg.mlx import BinnedEventAggregator
+        >>> from ezmsg.util.messages.axisarray import AxisArray
+        >>> count = BinnedEventAggregator(bin_duration=0.002, scale_output=False)
+        >>> events = mx.array([[True], [False], [True], [True]])
+        >>> count(AxisArray(events, ["time", "ch"], axes={"time": AxisArray.TimeAxis(fs=1000.0)})).data.tolist()
+        [[1.0], [2.0]]
+    """
+
+    NONRESET_SETTINGS_FIELDS = frozenset({"scale_output", "scale_by_value"})
+
+    settings: BinnedEventAggregatorSettings  # type: ignore[assignment]
+
+    def settling_time(self, tolerance: float, gain: float) -> float:
+        """See :class:`ezmsg.mlx.stream.fusible.Settles`."""
+        return self.settings.bin_duration
+
+    def fuse(self, message: AxisArray) -> FusedStage | None:
+        """See :mod:`ezmsg.mlx.stream.fusible`."""
+        stage = FusedEventCounts(self, message)
+        # A bin shorter than a sample may be empty.
+        return stage if stage.length >= 1.0 and stage.axis == 0 and self.state.axis == stage.dim else None
+
+    def divisor(self) -> float:
+        """What counts are divided by."""
+        return self.settings.bin_duration if self.settings.scale_output else 1.0
+
+    def _process(self, message: AxisArray) -> AxisArray:
+        if type(message) is not AxisArray:
+            check_message(message, self)
+        binned = super()._process(replace(message, data=self._marks(message.data)))
+        divisor = self.divisor()
+        return binned if divisor == 1.0 else replace(binned, data=binned.data / divisor)
+
+    def _marks(self, data: Any) -> npt.NDArray | mx.array:
+        """What each sample adds."""
+        if hasattr(data, "todense"):
+            data = data.todense()
+        if not self.settings.scale_by_value:
+            data = data != 0
+        if is_mlx_array(data):
+            import mlx.core as mx
+
+            return data.astype(mx.float32)
+        return np.asarray(data, np.float64)
+
+
+class BinnedEventAggregatorUnit(
+    UnitTakesSettings, PublishesEach[BinnedEventAggregatorSettings, AxisArray, BinnedEventAggregator]
+):
+    """Counts events in bins; see :obj:`BinnedEventAggregator`. Publishes nothing where no bin ends."""
+
+    SETTINGS = BinnedEventAggregatorSettings  # type: ignore[assignment]
+
+    def _results(self, message: AxisArray, output: AxisArray) -> list[AxisArray]:
+        return with_samples(self.processor, output)
+
+
+def with_samples(counter: BinnedEventAggregator, output: AxisArray) -> list[AxisArray]:
+    """What a unit publishes of a result."""
+    return [output] if output.data.shape[output.get_axis_idx(counter.state.axis)] else []
+
+
+BinCounts: TypeAlias = tuple[int, int]
+"""The bins that are done, and the samples of the open one."""
+
+MOST_BINS = 8
+"""Bins of a message that are counted as part of a compiled function; more are left to the transformer."""
+
+
+class FusedEventCounts(FusedStage[BinnedEventAggregator]):
+    """Counts: the bins that are done, and the samples of the open one.
+
+    Arrays: what the open bin has so far, and the number of its samples. Variant: the ends of the bins that close,
+    counted from the beginning of the open bin.
+    """
+
+    takes = frozenset({"bool", "float32"})
+
+    def __init__(self, transformer: BinnedEventAggregator, message: AxisArray) -> None:
+        super().__init__(transformer, message)
+        schedule = cast(BinSchedule, transformer.state.schedule)
+        self.length, self._gain = schedule.spb, schedule.output_gain
+        self._others = message.data.shape[1:]
+        self._by_value, self._divisor = transformer.settings.scale_by_value, transformer.divisor()
+        self._uses_gpu = uses_gpu()
+
+    def load(self) -> tuple[tuple[mx.array, ...], BinCounts]:
+        """See :class:`FusedStage`."""
+        import mlx.core as mx
+
+        state, schedule = self.transformer.state, cast(BinSchedule, self.transformer.state.schedule)
+        so_far = mx.zeros((1, *self._others)) if state.carry is None else mx.sum(state.carry, axis=0, keepdims=True)
+        n_open = mx.array([schedule.carry_count], mx.int32)
+        mx.eval(so_far, n_open)
+        return (so_far, n_open), (schedule.n_bins_done, schedule.carry_count)
+
+    def store(self, arrays: tuple[mx.array, ...], counts: BinCounts) -> None:
+        """See :class:`FusedStage`."""
+        import mlx.core as mx
+
+        state, schedule = self.transformer.state, cast(BinSchedule, self.transformer.state.schedule)
+        schedule.n_bins_done, schedule.carry_count = counts
+        # As many samples as are open, whose sum is what matters.
+        rest = mx.zeros((max(counts[1] - 1, 0), *self._others))
+        state.carry = mx.concatenate([arrays[0], rest]) if counts[1] else None
+
+    def advance(self, n_samples: int, counts: BinCounts) -> Advance | None:
+        """See :class:`FusedStage`."""
+        n_done, n_open = counts
+        work, begin = n_open + n_samples, int(n_done * self.length)
+        ends: list[int] = []
+        while (end := int((n_done + len(ends) + 1) * self.length) - begin) <= work:
+            ends.append(end)
+        if self._uses_gpu and len(ends) > MOST_BINS:
+            return None
+        return Advance(tuple(ends), len(ends), (n_done + len(ends), work - ends[-1] if ends else work))
+
+    def relabel(self, axes: Axes, n_samples: int, counts: BinCounts) -> Axes:
+        """See :class:`FusedStage`."""
+        axis, (n_done, n_open) = cast(LinearAxis, axes[self.dim]), counts
+        offset = axis.offset - (int(n_done * self.length) + n_open) * axis.gain + n_done * self._gain
+        return {**axes, self.dim: LinearAxis(axis.unit, self._gain, offset)}
+
+    def apply(self, x: Array, arrays: tuple[Array, ...], ends: tuple[int, ...]) -> tuple[Array, tuple[Array, ...]]:
+        """See :class:`FusedStage`."""
+        if isinstance(x, np.ndarray):
+            return self._on_host(x, cast("tuple[npt.NDArray, ...]", arrays), ends)
+        return self._on_device(x, cast("tuple[mx.array, ...]", arrays), ends)
+
+    def _on_host(
+        self, x: npt.NDArray, arrays: tuple[npt.NDArray, ...], ends: tuple[int, ...]
+    ) -> tuple[npt.NDArray, tuple[npt.NDArray, ...]]:
+        so_far, n_open = arrays
+        if not self._by_value and x.dtype != np.bool_:
+            x = x != 0
+        if not ends:
+            return x[:0], (so_far + x.sum(axis=0, dtype=np.float32, keepdims=True), n_open + np.int32(len(x)))
+        places = [end - int(n_open[0]) for end in ends]
+        sums = [x[a:b].sum(axis=0, dtype=np.float32) for a, b in zip((0, *places), (*places, None), strict=True)]
+        sums[0] = sums[0] + so_far[0]
+        y = np.stack(sums[:-1])
+        if self._divisor != 1.0:
+            y /= np.float32(self._divisor)
+        return y, (sums[-1][None], np.array([len(x) - places[-1]], np.int32))
+
+    def _on_device(
+        self, x: mx.array, arrays: tuple[mx.array, ...], ends: tuple[int, ...]
+    ) -> tuple[mx.array, tuple[mx.array, ...]]:
+        import mlx.core as mx
+
+        (so_far, n_open), n_samples = arrays, x.shape[0]
+        marks = x if self._by_value else (x != 0).astype(mx.float32)
+        if not ends:
+            return marks[:0], (so_far + mx.sum(marks, axis=0, keepdims=True), n_open + n_samples)
+        place = (mx.arange(n_samples, dtype=mx.int32) + n_open).reshape(-1, *[1] * (x.ndim - 1))
+        sums = []
+        for start, stop in zip((None, *ends), (*ends, None), strict=True):
+            is_inside = (place >= (start or 0)) if stop is None else (place < stop) & (place >= (start or 0))
+            sums.append(mx.sum(mx.where(is_inside, marks, 0.0), axis=0, keepdims=True))
+        sums[0] = sums[0] + so_far
+        y = mx.concatenate(sums[:-1])
+        return (y if self._divisor == 1.0 else y / self._divisor), (sums[-1], n_open + (n_samples - ends[-1]))
