@@ -87,6 +87,17 @@ class BinnedEventAggregator(
 
     settings: BinnedEventAggregatorSettings  # type: ignore[assignment]
 
+    def __call__(self, message: AxisArray) -> AxisArray:
+        """The bins that end in *message*."""
+        if type(message) is not AxisArray:
+            check_message(message, self)
+        return super().__call__(message)
+
+    async def __acall__(self, message: AxisArray) -> AxisArray:
+        if type(message) is not AxisArray:
+            check_message(message, self)
+        return await super().__acall__(message)
+
     def settling_time(self, tolerance: float, gain: float) -> float:
         """See :class:`ezmsg.mlx.stream.fusible.Settles`."""
         return self.settings.bin_duration
@@ -102,8 +113,6 @@ class BinnedEventAggregator(
         return self.settings.bin_duration if self.settings.scale_output else 1.0
 
     def _process(self, message: AxisArray) -> AxisArray:
-        if type(message) is not AxisArray:
-            check_message(message, self)
         binned = super()._process(replace(message, data=self._marks(message.data)))
         divisor = self.divisor()
         return binned if divisor == 1.0 else replace(binned, data=binned.data / divisor)
