@@ -4,8 +4,10 @@
            -> bin 10 ms -> log -> z-score -> AsArray(numpy) -> features
 
 The power in the band of the spikes follows the firing around an electrode
-without sorting spikes. --plot draws some channels on their way through the
-chain. The same chain as an ezmsg graph is in spike_band_power_graph.py.
+without sorting spikes. The stages run as one function, or with
+--stage-by-stage one by one, for the same features. --plot draws some channels
+as recorded, in the band of the spikes, and as z-scores. The same chain as an
+ezmsg graph is in spike_band_power_graph.py.
 
     pip install "ezmsg-mlx[cpu,examples]"
     python spike_band_power.py --duration 10 --plot spikes.png
@@ -24,6 +26,7 @@ from ezmsg.sigproc.math.log import LogTransformer
 from ezmsg.mlx import (
     AsArraySettings,
     AsArrayTransformer,
+    ChainTransformer,
     EWMASettings,
     EWMATransformer,
     PowTransformer,
@@ -53,7 +56,9 @@ def make_chain(to_mlx: AsArraySettings) -> list[BaseTransformer]:
 
 def main() -> int:
     options = shared.parse_options(__doc__, plot="where to draw channels on their way through the chain")
-    chain = make_chain(options.to_mlx)
+    chain = ChainTransformer(make_chain=lambda: make_chain(options.to_mlx), fuse=not options.stage_by_stage)
+    # For the picture alone: a fused chain gives its results, and nothing of what is between its stages.
+    band_of_spikes = ButterworthFilterTransformer(BAND)
     meter = shared.Meter()
     features = []
     recent = Recent(seconds=1.0) if options.plot else None
@@ -63,10 +68,8 @@ def main() -> int:
             meter.count(message)
             if recent:
                 recent.raw.add(message)
-            for stage in chain:
-                message = stage(message)
-                if recent and isinstance(stage, ButterworthFilterTransformer):
-                    recent.filtered.add(message)
+                recent.filtered.add(band_of_spikes(message))
+            message = chain(message)
             if recent:
                 recent.scores.add(message)
             features.append(message.data)
