@@ -1,9 +1,13 @@
 """Configuration of the documentation. Build it with ``sphinx-build -W -b html docs docs/_build``."""
 
+import inspect
 import sys
 from pathlib import Path
 
-from docutils.nodes import Element
+from docutils import nodes
+from docutils.nodes import Element, Node
+from docutils.parsers.rst import Directive
+from docutils.statemachine import StringList
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
@@ -58,6 +62,24 @@ html_show_sourcelink = False
 html_sidebars = {page: [] for page in ("index", "quickstart", "units", "reliability", "contributing", "changelog")}
 
 
+class Names(Directive):
+    """List the public names of the modules that a page describes, each with the first sentence of its docstring."""
+
+    has_content = True
+
+    def run(self) -> list[Node]:
+        lines: list[str] = []
+        for module in self.content:
+            found = [getattr(ezmsg.mlx, name) for name in ezmsg.mlx.__all__]
+            found = [kind for kind in found if getattr(kind, "__module__", "").startswith(module)]
+            for kind in found:
+                summary = " ".join(inspect.getdoc(kind).partition("\n\n")[0].split())
+                lines.append(f"- :obj:`~{kind.__module__}.{kind.__qualname__}`: {summary}")
+        container = nodes.container(classes=["names"])
+        self.state.nested_parse(StringList(lines, source="names"), self.content_offset, container)
+        return [container]
+
+
 _attributes: dict[str, list[str]] = {}
 
 
@@ -83,6 +105,7 @@ def _defining_module(app: Sphinx, env: BuildEnvironment, node: pending_xref, con
 
 
 def setup(app: Sphinx) -> None:
+    app.add_directive("names", Names)
     app.connect("missing-reference", _defining_module)
     # Napoleon takes the text before a colon for a type where an attribute is described, which has its annotation.
     app.connect("autodoc-process-docstring", _keep, priority=400)

@@ -13,7 +13,7 @@ from ezmsg.util.messages.util import replace
 
 from .stream.convert import NUMPY_DTYPES, ROUNDINGS, Rounding, is_integer, is_mlx_array, mlx_to_numpy, numpy_to_integers
 from .stream.segments import owned_message
-from .stream.unit import PublishesEach, check_count, check_message
+from .stream.unit import PublishesEach, check_count, check_message, show_settings
 
 
 class ReadLateSettings(ez.Settings):
@@ -45,6 +45,7 @@ class ReadLateState:
     own their memory: ezmsg reuses the buffers that messages live in."""
 
 
+@show_settings
 class ReadLateTransformer(BaseStatefulTransformer[ReadLateSettings, AxisArray, list[AxisArray], ReadLateState]):
     """MLX to NumPy, like :obj:`ezmsg.mlx.AsArrayTransformer`, but ``depth`` messages late.
 

@@ -18,7 +18,7 @@ from ezmsg.baseproc import BaseStatefulTransformer, processor_state, resolve_str
 from ezmsg.util.messages.axisarray import AxisArray
 
 from .stream.segments import Layout, Segment, continues, cut, lengths
-from .stream.unit import PublishesEach, check_count, check_message
+from .stream.unit import PublishesEach, check_count, check_message, show_settings
 
 
 def _checked_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
@@ -68,6 +68,7 @@ class RechunkState:
     """Samples in ``carry``."""
 
 
+@show_settings
 class RechunkTransformer(BaseStatefulTransformer[RechunkSettings, AxisArray, list[AxisArray], RechunkState]):
     """Cut messages along their stream dimension; a call returns the pieces, possibly none.
 

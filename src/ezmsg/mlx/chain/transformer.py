@@ -13,7 +13,17 @@ from ezmsg.util.messages.util import replace
 
 from ..asarray import AsArrayTransformer
 from ..cache import withdraw_cache_limit
-from ..stream.unit import Output, PublishesEach, Stage, Stages, check_message, flush_steps, run_steps, steps_of
+from ..stream.unit import (
+    Output,
+    PublishesEach,
+    Stage,
+    Stages,
+    check_message,
+    flush_steps,
+    run_steps,
+    show_settings,
+    steps_of,
+)
 from .runner import Runner
 
 
@@ -248,6 +258,7 @@ def _is_length(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
+@show_settings
 class ChainTransformer(BaseChainTransformer[ChainSettings]):
     """Run the stages that a function makes, as one where they can; see :obj:`BaseChainTransformer`.
 

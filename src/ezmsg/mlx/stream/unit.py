@@ -7,7 +7,9 @@ settings object of another class for the value of the first field.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import inspect
 import math
 import numbers
 import os
@@ -145,6 +147,7 @@ def check_mlx(x: mx.array, zi: mx.array | None) -> None:
 
 
 SettingsT = TypeVar("SettingsT", bound=ez.Settings)
+TransformerClassT = TypeVar("TransformerClassT", bound="BaseProcessor")
 
 if TYPE_CHECKING:
     from ezmsg.baseproc import BaseProcessor
@@ -187,6 +190,13 @@ def own_settings(kind: type[SettingsT], given: ez.Settings) -> SettingsT:
         return kind(**{name: getattr(given, name) for name in names if hasattr(given, name)})
 
 
+def show_settings(transformer: type[TransformerClassT]) -> type[TransformerClassT]:
+    """Give a class of transformers the signature of its settings, whose fields are its arguments; a decorator."""
+    signature = inspect.signature(transformer.get_settings_type())
+    transformer.__signature__ = signature.replace(return_annotation=inspect.Signature.empty)  # type: ignore[attr-defined]
+    return transformer
+
+
 def _taken(
     kind: type[ez.Settings], args: tuple[object, ...], settings: ez.Settings | None
 ) -> tuple[tuple[object, ...], ez.Settings | None]:
@@ -196,7 +206,16 @@ def _taken(
 
 
 class TransformerTakesSettings(_Transformer):
-    """A transformer that takes ezmsg-sigproc's settings for its own; to be named first among the bases."""
+    """A transformer that takes ezmsg-sigproc's settings for its own; to be named first among the bases.
+
+    The class has the signature of its settings, for ``help()`` and for editors.
+    """
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        # A base for several transformers has no settings yet.
+        with contextlib.suppress(TypeError):
+            show_settings(cast("type[BaseProcessor[ez.Settings, AxisArray, AxisArray]]", cls))
 
     def __init__(self, *args: object, settings: ez.Settings | None = None, **kwargs: object) -> None:
         args, settings = _taken(self._settings_class(), args, settings)
