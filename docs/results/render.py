@@ -117,9 +117,16 @@ def _text(value: Value, digits: int | None) -> str:
             low, high = (_text(part, digits) for part in value)
             return low if low == high else f"{low}\u00a0to\u00a0{high}"
         return "; ".join(_text(part, digits) for part in value)
-    number = f"{value:,.{digits}f}" if digits is not None else f"{value:,}"
+    number = f"{value:,.{digits}f}" if digits is not None else _two_digits(value)
     # Thousands are set off by a thin space from 10 000 on, as SI has it.
     return number.replace(",", "\u202f" if abs(value) >= 10_000 else "")
+
+
+def _two_digits(value: Number) -> str:
+    """An integer as it is; any other number with two digits, or with those before its point."""
+    if isinstance(value, int) or float(value).is_integer():
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if abs(value) >= 10 else f"{float(f'{value:.2g}'):g}"
 
 
 def table(found: dict, rows: Sequence[int] | None = None) -> str:
