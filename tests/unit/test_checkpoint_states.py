@@ -8,6 +8,7 @@ import ezmsg.core as ez
 import numpy as np
 import pytest
 from ezmsg.baseproc import BaseStatefulTransformer, CompositeProcessor, processor_state
+from ezmsg.sigproc.butterworthfilter import ButterworthFilterSettings
 from ezmsg.sigproc.butterworthzerophase import ButterworthZeroPhaseTransformer
 from ezmsg.util.messages.axisarray import AxisArray
 
@@ -31,7 +32,25 @@ def make_chain():
     ]
 
 
+BAND = {"order": 2, "cuton": 30.0, "cutoff": 100.0, "coef_type": "sos"}
+LOW_PASS = {"order": 2, "cutoff": 20.0, "coef_type": "sos"}
+HILBERT = {"order": 30, "f_lo": 50.0, "f_hi": 300.0, "trans_lo": 20.0, "trans_hi": 20.0}
+
 FACTORIES = {
+    "ActivationTransformer": {"function": "sigmoid"},
+    "AdaptiveLNCTransformer": {"num_harmonics": 2},
+    "ButterworthZeroPhaseTransformer": BAND,
+    "CWTTransformer": {"frequencies": [50.0], "wavelet": "mexh"},
+    "ChebyForDecimateTransformer": {"order": 2, "ripple_tol": 0.5, "Wn": 100.0},
+    "CombFilterTransformer": {"coef_type": "sos"},
+    "FIRHilbertEnvelopeTransformer": HILBERT,
+    "FIRHilbertFilterTransformer": HILBERT,
+    "FilterbankTransformer": {"kernels": [np.ones(9), np.ones(4)]},
+    "RMSBandPowerTransformer": {"bandpass": ButterworthFilterSettings(**BAND)},
+    "SquareLawBandPowerTransformer": {
+        "bandpass": ButterworthFilterSettings(**BAND),
+        "lowpass": ButterworthFilterSettings(**LOW_PASS),
+    },
     "AdaptiveStandardScalerTransformer": {"time_constant": 0.05},
     "AsArrayTransformer": {"backend": "numpy"},
     "ButterworthFilterTransformer": {"order": 4, "cuton": 30.0, "cutoff": 100.0},

@@ -26,6 +26,7 @@ from helpers.transformers import call
 import ezmsg.mlx as package
 
 BAND = {"order": 2, "cuton": 300.0, "cutoff": 5000.0, "coef_type": "sos"}
+HILBERT = {"order": 30, "f_lo": 3000.0, "f_hi": 9000.0, "trans_lo": 1000.0, "trans_hi": 1000.0}
 ALONG_A_DIMENSION = {
     "EWMATransformer": {},
     "DetrendTransformer": {},
@@ -34,9 +35,20 @@ ALONG_A_DIMENSION = {
     "ButterworthFilterTransformer": BAND,
     "ChebyshevFilterTransformer": {"order": 2, "Wn": 300.0, "ripple_tol": 1.0, "coef_type": "sos"},
     "RechunkTransformer": {},
+    "AdaptiveLNCTransformer": {},
+    "ButterworthZeroPhaseTransformer": BAND,
+    "ChebyForDecimateTransformer": {"order": 2, "Wn": 300.0, "ripple_tol": 1.0},
+    "CombFilterTransformer": {},
+    "CWTTransformer": {"frequencies": [300.0], "wavelet": "mexh"},
+    "FIRHilbertEnvelopeTransformer": HILBERT,
+    "FIRHilbertFilterTransformer": HILBERT,
+    "FilterbankTransformer": {"kernels": [np.ones(3)]},
+    "SquareLawBandPowerTransformer": {"bandpass": ezmsg.sigproc.butterworthfilter.ButterworthFilterSettings(**BAND)},
+    "RMSBandPowerTransformer": {"bandpass": ezmsg.sigproc.butterworthfilter.ButterworthFilterSettings(**BAND)},
 }
 TRANSFORMERS = {
     **ALONG_A_DIMENSION,
+    "ActivationTransformer": {"function": "sigmoid"},
     "AsArrayTransformer": {"backend": "numpy"},
     "CommonRereferenceTransformer": {"mode": "median"},
     "LinearRegressorTransformer": {"weights": np.eye(2)},

@@ -1,5 +1,7 @@
 """Every unit of the package goes through the contract of units."""
 
+import importlib
+import warnings
 from importlib import metadata
 
 import ezmsg.event.binned
@@ -24,6 +26,9 @@ from helpers.unit_contract import CASES, Subject
 import ezmsg.mlx as package
 
 BAND = {"order": 2, "cuton": 300.0, "cutoff": 5000.0, "coef_type": "sos"}
+BAND_PASS_SETTINGS = ezmsg.sigproc.butterworthfilter.ButterworthFilterSettings(**BAND)
+LOW_PASS_SETTINGS = ezmsg.sigproc.butterworthfilter.ButterworthFilterSettings(order=2, cutoff=100.0, coef_type="sos")
+HILBERT = {"order": 30, "f_lo": 3000.0, "f_hi": 9000.0, "trans_lo": 1000.0, "trans_hi": 1000.0}
 CHEBYSHEV = {"order": 2, "Wn": 300.0, "ripple_tol": 1.0, "coef_type": "sos"}
 
 
@@ -36,6 +41,23 @@ def average(name: str, unit: str) -> Subject:
         package.EWMASettings(**settings),
         ezmsg.sigproc.ewma.EWMASettings(**settings),
     )
+
+
+def namesake(module: str, unit: str, settings: dict, changes: set[str] = frozenset()) -> Subject:
+    """A unit with its namesake's settings."""
+    own, theirs = (importlib.import_module(f"ezmsg.{name}.{module}") for name in ("mlx", "sigproc"))
+    transformer = getattr(package, f"{unit.removesuffix('Unit')}Transformer")
+    kind = transformer.get_settings_type()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return Subject(
+            f"mlx.{unit}",
+            transformer,
+            getattr(own, unit),
+            kind(**settings),
+            getattr(theirs, kind.__name__)(**settings),
+            frozenset(changes),
+        )
 
 
 SUBJECTS = [
@@ -133,9 +155,28 @@ SUBJECTS = [
         ezmsg.event.rate.EventRateSettings(bin_duration=0.005),
         changes=frozenset({"gain"}),
     ),
+    *(
+        namesake(*given)
+        for given in (
+            ("activation", "Activation", {"function": "sigmoid"}),
+            ("adaptive_lnc", "AdaptiveLNC", {}),
+            ("butterworthzerophase", "ButterworthZeroPhase", BAND),
+            ("combfilter", "CombFilterUnit", {"coef_type": "sos"}),
+            ("decimate", "ChebyForDecimate", CHEBYSHEV),
+            ("filterbank", "Filterbank", {"kernels": [np.ones(9), np.ones(4)]}, {"dims", "ch", "attrs"}),
+            ("fir_hilbert", "FIRHilbertFilterUnit", HILBERT),
+            ("fir_hilbert", "FIRHilbertEnvelopeUnit", HILBERT),
+            ("singlebandpow", "RMSBandPower", {"bandpass": BAND_PASS_SETTINGS, "bin_duration": 0.002}, {"gain"}),
+            ("singlebandpow", "SquareLawBandPower", {"bandpass": BAND_PASS_SETTINGS, "lowpass": LOW_PASS_SETTINGS}),
+            ("wavelets", "CWT", {"frequencies": [300.0, 3000.0], "wavelet": "mexh"}, {"dims", "ch", "attrs"}),
+        )
+    ),
     Subject("mlx.ReadLate", package.ReadLateTransformer, package.ReadLate, package.ReadLateSettings(depth=0)),
     Subject("mlx.Rechunk", package.RechunkTransformer, package.Rechunk, package.RechunkSettings(sizes=(200,))),
 ]
+
+TWO_INPUTS = {"mlx.ResampleUnit", "mlx.ResampleConcat"}
+"""Their own tests are in test_resample.py."""
 
 WITHOUT_INPUT = {"mlx.MemoryMonitor", "mlx.SimulatedAcquisition"}
 """Producers."""
@@ -148,7 +189,7 @@ def test_every_unit_is_here():
     components = {
         point.name for point in metadata.entry_points(group="ezmsg.components") if point.dist.name == "ezmsg-mlx"
     }
-    assert {subject.component for subject in SUBJECTS} == components - WITHOUT_INPUT - COMPOSED
+    assert {subject.component for subject in SUBJECTS} == components - WITHOUT_INPUT - COMPOSED - TWO_INPUTS
 
 
 OTHER_CHANNELS = ("mlx.Network", "called_bare_it_leaves_its_input_alone_and_keeps_what_is_known_of_it")

@@ -1,5 +1,11 @@
 # The public names, listed once. The package loads each of them when it is first asked for.
 from .__version__ import __version__ as __version__
+from .activation import Activation as Activation
+from .activation import ActivationSettings as ActivationSettings
+from .activation import ActivationTransformer as ActivationTransformer
+from .adaptive_lnc import AdaptiveLNC as AdaptiveLNC
+from .adaptive_lnc import AdaptiveLNCSettings as AdaptiveLNCSettings
+from .adaptive_lnc import AdaptiveLNCTransformer as AdaptiveLNCTransformer
 from .affinetransform import CommonRereference as CommonRereference
 from .affinetransform import CommonRereferenceSettings as CommonRereferenceSettings
 from .affinetransform import CommonRereferenceTransformer as CommonRereferenceTransformer
@@ -13,6 +19,9 @@ from .binned import BinnedEventAggregatorUnit as BinnedEventAggregatorUnit
 from .butterworthfilter import ButterworthFilter as ButterworthFilter
 from .butterworthfilter import ButterworthFilterSettings as ButterworthFilterSettings
 from .butterworthfilter import ButterworthFilterTransformer as ButterworthFilterTransformer
+from .butterworthzerophase import ButterworthZeroPhase as ButterworthZeroPhase
+from .butterworthzerophase import ButterworthZeroPhaseSettings as ButterworthZeroPhaseSettings
+from .butterworthzerophase import ButterworthZeroPhaseTransformer as ButterworthZeroPhaseTransformer
 from .cache import CacheLimit as CacheLimit
 from .cache import apply_cache_limit as apply_cache_limit
 from .cache import cache_limit as cache_limit
@@ -27,6 +36,12 @@ from .chain import run_chain as run_chain
 from .cheby import ChebyshevFilter as ChebyshevFilter
 from .cheby import ChebyshevFilterSettings as ChebyshevFilterSettings
 from .cheby import ChebyshevFilterTransformer as ChebyshevFilterTransformer
+from .combfilter import CombFilterSettings as CombFilterSettings
+from .combfilter import CombFilterTransformer as CombFilterTransformer
+from .combfilter import CombFilterUnit as CombFilterUnit
+from .decimate import ChebyForDecimate as ChebyForDecimate
+from .decimate import ChebyForDecimateTransformer as ChebyForDecimateTransformer
+from .decimate import Decimate as Decimate
 from .detrend import DetrendTransformer as DetrendTransformer
 from .detrend import DetrendUnit as DetrendUnit
 from .ewma import EWMASettings as EWMASettings
@@ -35,6 +50,14 @@ from .ewma import EWMAUnit as EWMAUnit
 from .filter import Filter as Filter
 from .filter import FilterSettings as FilterSettings
 from .filter import FilterTransformer as FilterTransformer
+from .filterbank import Filterbank as Filterbank
+from .filterbank import FilterbankSettings as FilterbankSettings
+from .filterbank import FilterbankTransformer as FilterbankTransformer
+from .fir_hilbert import FIRHilbertEnvelopeTransformer as FIRHilbertEnvelopeTransformer
+from .fir_hilbert import FIRHilbertEnvelopeUnit as FIRHilbertEnvelopeUnit
+from .fir_hilbert import FIRHilbertFilterSettings as FIRHilbertFilterSettings
+from .fir_hilbert import FIRHilbertFilterTransformer as FIRHilbertFilterTransformer
+from .fir_hilbert import FIRHilbertFilterUnit as FIRHilbertFilterUnit
 from .linear_regressor import LinearRegressor as LinearRegressor
 from .linear_regressor import LinearRegressorSettings as LinearRegressorSettings
 from .linear_regressor import LinearRegressorTransformer as LinearRegressorTransformer
@@ -97,6 +120,12 @@ from .rechunk import RechunkTransformer as RechunkTransformer
 from .refit_kalman import RefitKalmanFilter as RefitKalmanFilter
 from .refit_kalman import RefitKalmanFilterSettings as RefitKalmanFilterSettings
 from .refit_kalman import RefitKalmanFilterTransformer as RefitKalmanFilterTransformer
+from .resample import ResampleProcessor as ResampleProcessor
+from .resample import ResampleSettings as ResampleSettings
+from .resample import ResampleUnit as ResampleUnit
+from .resampleconcat import ResampleConcat as ResampleConcat
+from .resampleconcat import ResampleConcatProcessor as ResampleConcatProcessor
+from .resampleconcat import ResampleConcatSettings as ResampleConcatSettings
 from .scaler import AdaptiveStandardScaler as AdaptiveStandardScaler
 from .scaler import AdaptiveStandardScalerSettings as AdaptiveStandardScalerSettings
 from .scaler import AdaptiveStandardScalerTransformer as AdaptiveStandardScalerTransformer
@@ -107,3 +136,12 @@ from .simulate import SimulatedAcquisitionProducer as SimulatedAcquisitionProduc
 from .simulate import SimulatedAcquisitionSettings as SimulatedAcquisitionSettings
 from .simulate import message_lengths as message_lengths
 from .simulate import simulated_acquisition as simulated_acquisition
+from .singlebandpow import RMSBandPower as RMSBandPower
+from .singlebandpow import RMSBandPowerSettings as RMSBandPowerSettings
+from .singlebandpow import RMSBandPowerTransformer as RMSBandPowerTransformer
+from .singlebandpow import SquareLawBandPower as SquareLawBandPower
+from .singlebandpow import SquareLawBandPowerSettings as SquareLawBandPowerSettings
+from .singlebandpow import SquareLawBandPowerTransformer as SquareLawBandPowerTransformer
+from .wavelets import CWT as CWT
+from .wavelets import CWTSettings as CWTSettings
+from .wavelets import CWTTransformer as CWTTransformer

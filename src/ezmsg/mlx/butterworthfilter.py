@@ -20,18 +20,28 @@ class ButterworthFilterSettings(sigproc.ButterworthFilterSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.order, bool) or not isinstance(self.order, numbers.Integral) or self.order < 0:
-            raise ValueError(f"'order' must be an integer of at least 0 (0: no filter), got {self.order!r}")
-        for field in ("cuton", "cutoff"):
-            value = getattr(self, field)
-            if value is None:
-                continue
-            if not is_real(value):
-                raise TypeError(f"{field!r} must be None or a finite frequency > 0, got {value!r}")
-            if not 0 < as_float(value) < math.inf:
-                raise ValueError(f"{field!r} must be None or a finite frequency > 0, got {value!r}")
-        check_fields(self, flags=("wn_hz",))
-        check_filter_fields(self)
+        check_butterworth_fields(self)
+
+
+def check_butterworth_fields(settings: sigproc.ButterworthFilterSettings) -> None:
+    """Check what describes a Butterworth filter.
+
+    Raises:
+        ValueError: The order is not an integer of 0 or more, or a corner not a finite frequency > 0.
+        TypeError: Another field is not of its type.
+    """
+    if isinstance(settings.order, bool) or not isinstance(settings.order, numbers.Integral) or settings.order < 0:
+        raise ValueError(f"'order' must be an integer of at least 0 (0: no filter), got {settings.order!r}")
+    for field in ("cuton", "cutoff"):
+        value = getattr(settings, field)
+        if value is None:
+            continue
+        if not is_real(value):
+            raise TypeError(f"{field!r} must be None or a finite frequency > 0, got {value!r}")
+        if not 0 < as_float(value) < math.inf:
+            raise ValueError(f"{field!r} must be None or a finite frequency > 0, got {value!r}")
+    check_fields(settings, flags=("wn_hz",))
+    check_filter_fields(settings)
 
 
 class ButterworthFilterTransformer(FilterByDesign[ButterworthFilterSettings], sigproc.ButterworthFilterTransformer):

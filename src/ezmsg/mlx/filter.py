@@ -28,8 +28,6 @@ from .stream.unit import TransformerTakesSettings, UnitTakesSettings, check_fiel
 
 if TYPE_CHECKING:
     import mlx.core as mx
-    from ezmsg.sigproc.butterworthfilter import ButterworthFilterSettings
-    from ezmsg.sigproc.cheby import ChebyshevFilterSettings
 
     from .kernels.convolution import FilterBank
 
@@ -371,7 +369,7 @@ class Filter(UnitTakesSettings, BaseTransformerUnit[FilterSettings, AxisArray, A
     SETTINGS = FilterSettings  # type: ignore[assignment]
 
 
-SettingsT = TypeVar("SettingsT", bound="ButterworthFilterSettings | ChebyshevFilterSettings")
+SettingsT = TypeVar("SettingsT", bound=sigproc.FilterBaseSettings)
 
 _DESIGNING = "designing a filter"
 

@@ -39,14 +39,14 @@ def check_matrix(name: str, value: object, shape: tuple[int | None, int | None] 
     """
     array = np.asarray(value)
     if array.dtype.kind not in "fiu":
-        raise TypeError(f"'{name}' must be an array of real numbers, got one of dtype {array.dtype}.")
+        raise TypeError(f"'{name}' must be an array of real numbers, got one of dtype {array.dtype}")
     wanted = tuple(array.shape[i] if n is None and i < array.ndim else n for i, n in enumerate(shape))
     if array.ndim != 2 or not array.size or array.shape != wanted:
         sizes = ", ".join("any" if n is None else str(n) for n in shape)
-        raise ValueError(f"'{name}' must be a matrix of shape ({sizes}), got shape {array.shape}.")
+        raise ValueError(f"'{name}' must be a matrix of shape ({sizes}), got shape {array.shape}")
     array = array.astype(np.float64)
     if not np.isfinite(array).all():
-        raise ValueError(f"'{name}' must have finite numbers only.")
+        raise ValueError(f"'{name}' must have finite numbers only")
     return array
 
 
@@ -79,7 +79,7 @@ class LinearRegressorSettings(ez.Settings):
         if self.intercept is not None:
             check_matrix("intercept", np.atleast_2d(np.asarray(self.intercept)), (1, n_outputs))
         if self.labels is not None and len(self.labels) != n_outputs:
-            raise ValueError(f"'labels' must have {n_outputs} names, one for each output, got {self.labels!r}.")
+            raise ValueError(f"'labels' must have {n_outputs} names, one for each output, got {self.labels!r}")
         check_fields(self, names=("axis", "key"))
 
     @classmethod

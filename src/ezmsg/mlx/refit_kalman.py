@@ -94,7 +94,7 @@ class RefitKalmanFilterSettings(ez.Settings):
         check_fields(self, flags=("steady_state",))
         check_number("alpha_fading_memory", self.alpha_fading_memory)
         if self.labels is not None and len(self.labels) != n:
-            raise ValueError(f"'labels' must have {n} names, as many as there are states, got {self.labels!r}.")
+            raise ValueError(f"'labels' must have {n} names, as many as there are states, got {self.labels!r}")
 
     @classmethod
     def of(cls, fitted: object, *, labels: tuple[str, ...] | None = None) -> RefitKalmanFilterSettings:

@@ -158,6 +158,8 @@ if TYPE_CHECKING:
 
         def __init__(self, *args: object, settings: ez.Settings | None = None, **kwargs: object) -> None: ...
         def update_settings(self, new_settings: ez.Settings | None = None, **kwargs: object) -> None: ...
+        def __call__(self, message: AxisArray) -> AxisArray: ...
+        async def __acall__(self, message: AxisArray) -> AxisArray: ...
 
     _Unit = ez.Unit
 else:
@@ -229,6 +231,21 @@ class TransformerTakesSettings(_Transformer):
         if new_settings is not None:
             new_settings = own_settings(self._settings_class(), new_settings)
         super().update_settings(new_settings, **kwargs)
+
+
+class TakesMessages(_Transformer):
+    """A transformer that says what it was given where that is no message; to be named before that of ezmsg-sigproc."""
+
+    def __call__(self, message: AxisArray) -> AxisArray:
+        """The result of *message*."""
+        if type(message) is not AxisArray:
+            check_message(message, self)
+        return super().__call__(message)
+
+    async def __acall__(self, message: AxisArray) -> AxisArray:
+        if type(message) is not AxisArray:
+            check_message(message, self)
+        return await super().__acall__(message)
 
 
 class UnitTakesSettings(_Unit):

@@ -1,0 +1,232 @@
+"""Another sampling rate, or that of a reference stream, by linear interpolation on every MLX backend."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, cast
+
+import ezmsg.sigproc.resample as sigproc
+import numpy as np
+import numpy.typing as npt
+from ezmsg.baseproc import BaseStatefulProcessor, processor_state
+from ezmsg.util.messages.axisarray import AxisArray
+from ezmsg.util.messages.util import replace
+
+from .stream.convert import as_float32, is_mlx_array
+from .stream.device import uses_gpu
+from .stream.unit import (
+    TransformerTakesSettings,
+    UnitTakesSettings,
+    check_fields,
+    check_message,
+    check_number,
+    is_real,
+)
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+_OPERATION = "interpolation"
+
+
+class ResampleSettings(sigproc.ResampleSettings):
+    """The settings of :obj:`ezmsg.sigproc.resample.ResampleUnit`, checked when they are built."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.resample_rate is not None:
+            check_number("resample_rate", self.resample_rate)
+        check_number("buffer_duration", self.buffer_duration)
+        if _fill_values(self.fill_value) is None and self.fill_value not in ("extrapolate", "last"):
+            raise ValueError(
+                f"'fill_value' must be 'extrapolate', 'last', a number or two numbers, got {self.fill_value!r}"
+            )
+        check_fields(self, flags=("output_reference",), names=("axis",))
+
+
+def _fill_values(given: object) -> tuple[float, float] | None:
+    """The values before and after the samples, if *given* are such."""
+    before, after = given if isinstance(given, (tuple, list)) and len(given) == 2 else (given, given)
+    return (float(before), float(after)) if is_real(before) and is_real(after) else None
+
+
+class _Kept:
+    """MLX samples of a stream by their number, in place of which their numbers are resampled.
+
+    Args:
+        message: The first one.
+        dim: The dimension of the samples.
+    """
+
+    def __init__(self, message: AxisArray, dim: str) -> None:
+        self._dim, self._dims = dim, list(message.dims)
+        self._axis = message.get_axis_idx(dim)
+        self._first, self._stop = 0, 0
+        self._data: mx.array | None = None
+        axes = {name: axis for name, axis in message.axes.items() if name != dim}
+        self._template = replace(message, axes=axes)
+
+    def numbers(self, message: AxisArray) -> AxisArray:
+        """Keep the samples of *message*; a message of their numbers in place of it."""
+        import mlx.core as mx
+
+        data = as_float32(cast("mx.array", message.data), _OPERATION)
+        if list(message.dims) != self._dims:
+            data = data.transpose([message.get_axis_idx(dim) for dim in self._dims])
+        self._data = data if self._data is None else _joined(self._data, data, self._axis)
+        mx.async_eval(self._data)
+        n_samples = data.shape[self._axis]
+        numbers = np.arange(self._stop, self._stop + n_samples, dtype=np.float64)
+        self._stop += n_samples
+        return replace(message, data=numbers, dims=[self._dim], axes={self._dim: message.axes[self._dim]})
+
+    def at(self, result: AxisArray, fill: tuple[float, float] | None = None) -> AxisArray:
+        """The samples at the numbers that *result* has, between which they are interpolated."""
+        numbers = np.asarray(result.data, np.float64)
+        data = cast("mx.array", self._data)
+        if not numbers.size:
+            samples = data[(slice(None),) * self._axis + (slice(0, 0),)]
+        else:
+            samples = _interpolated(data, numbers - self._first, self._axis, fill)
+        axes = {**self._template.axes, self._dim: result.axes[self._dim]}
+        return replace(self._template, data=samples, axes=axes)
+
+    def forget_as(self, buffer: Any) -> None:
+        """Let go of the samples whose numbers are not in *buffer* any more."""
+        import mlx.core as mx
+
+        number = int(buffer.peek(1).data[0]) if buffer.available() else self._stop
+        if number > self._first and self._data is not None:
+            kept = self._data[(slice(None),) * self._axis + (slice(number - self._first, None),)]
+            self._data, self._first = mx.contiguous(kept), number
+            mx.async_eval(self._data)
+
+
+def _joined(before: mx.array, data: mx.array, axis: int) -> mx.array:
+    import mlx.core as mx
+
+    if uses_gpu():
+        return mx.concatenate([before, data], axis=axis)
+    return mx.array(np.concatenate([np.asarray(before), np.asarray(data)], axis=axis))
+
+
+def _interpolated(
+    data: mx.array, places: npt.NDArray[np.float64], axis: int, fill: tuple[float, float] | None
+) -> mx.array:
+    """The values of *data* at *places* along *axis*, in samples; outside of it those of the line through the last two.
+
+    With *fill*, infinite places have its values.
+    """
+    import mlx.core as mx
+
+    before, after = (places == -math.inf, places == math.inf) if fill is not None else (None, None)
+    finite = np.where(np.isfinite(places), places, 0.0)
+    index = np.clip(np.floor(finite), 0, data.shape[axis] - 2).astype(np.int32)
+    share = (finite - index).astype(np.float32)
+    shape = tuple(-1 if i == axis else 1 for i in range(data.ndim))
+    xp: Any = mx if uses_gpu() else np
+    x: Any = data if xp is mx else np.asarray(data)
+    low, high = (xp.take(x, xp.array(index + i), axis=axis) for i in (0, 1))
+    y = low + xp.array(share).reshape(shape) * (high - low)
+    if fill is not None and before is not None and after is not None:
+        for where, value in ((before, fill[0]), (after, fill[1])):
+            if where.any():
+                y = xp.where(xp.array(where).reshape(shape), xp.array(value, dtype=y.dtype), y)
+    return y if xp is mx else mx.array(np.ascontiguousarray(y))
+
+
+@processor_state
+class ResampleState(sigproc.ResampleState):
+    """The state of a resampler. For MLX data the buffers of ezmsg-sigproc hold the numbers of the samples."""
+
+    signal: _Kept | None = None
+    """The samples of the signal; None for other data than MLX arrays."""
+
+    reference: _Kept | None = None
+    """The same of the reference."""
+
+
+class ResampleProcessor(
+    TransformerTakesSettings,
+    sigproc.ResampleProcessor,
+    BaseStatefulProcessor[ResampleSettings, AxisArray, AxisArray, ResampleState],
+):
+    """Linear interpolation of a stream at another rate, or at the times of a reference.
+
+    :obj:`ezmsg.sigproc.resample.ResampleProcessor`, which for MLX data resamples the numbers of the samples, in float64
+    and on the host, while the samples stay on the device: what is made of the numbers says where the results lie
+    between them. MLX data comes out as float32 MLX data.
+
+    Raises:
+        TypeError: Complex MLX data; what is given is not a message.
+    """
+
+    _state: ResampleState
+
+    def _hash_message(self, message: AxisArray) -> int:
+        if type(message) is not AxisArray:
+            check_message(message, self)
+        return self._message_hash(message, extra=(type(message.data),))
+
+    def _reset_state(self, message: AxisArray) -> None:
+        super()._reset_state(message)
+        self._state.signal = _Kept(message, self._state.axis) if is_mlx_array(message.data) else None
+
+    def _process(self, message: AxisArray) -> None:
+        signal = self._state.signal
+        super()._process(message if signal is None else signal.numbers(message))
+
+    def push_reference(self, message: AxisArray) -> None:
+        """Take a message of the reference: its times, and with ``output_reference`` its samples."""
+        if type(message) is not AxisArray:
+            check_message(message, self)
+        state = self._state
+        if state.ref_axis_buffer is None:
+            # Otherwise the samples before would have no numbers.
+            is_kept = is_mlx_array(message.data) and self.settings.output_reference
+            state.reference = _Kept(message, self._seed_axis(message)) if is_kept else None
+        super().push_reference(message if state.reference is None else state.reference.numbers(message))
+
+    def __next__(self) -> AxisArray:
+        """The next results; a message without samples where there are none yet."""
+        state, settings = self._state, self.settings
+        fill = _fill_values(settings.fill_value)
+        if state.signal is not None and fill is not None:
+            # A place that is out of reach instead of a value that might be one of them.
+            self.settings = _Placed.of(settings)
+        try:
+            result = super().__next__()
+        finally:
+            self.settings = settings
+        if state.reference is not None and state.reference_output is not None:
+            state.reference_output = state.reference.at(state.reference_output)
+            state.reference.forget_as(state.ref_data_buffer)
+        if state.signal is None or state.axis not in result.dims:
+            return result
+        result = state.signal.at(result, fill)
+        state.signal.forget_as(state.src_buffer)
+        return result
+
+
+class _Placed(sigproc.ResampleSettings):
+    """Settings with which results outside of the samples lie at infinity."""
+
+    fill_value: Any = (-math.inf, math.inf)
+
+    def __post_init__(self) -> None: ...
+
+    @classmethod
+    def of(cls, settings: sigproc.ResampleSettings) -> sigproc.ResampleSettings:
+        """*settings* with such a value."""
+        return cls(**{name: value for name, value in vars(settings).items() if name != "fill_value"})
+
+
+class ResampleUnit(UnitTakesSettings, sigproc.ResampleUnit):
+    """Interpolates a stream at another rate, or at the times of a reference; see :obj:`ResampleProcessor`."""
+
+    SETTINGS = ResampleSettings
+
+    def create_processor(self) -> None:
+        """Make the processor."""
+        # Not by a base with its type: ezmsg would take that base's tasks for those of the unit.
+        self.processor = ResampleProcessor(settings=cast(ResampleSettings, self.SETTINGS))

@@ -1,0 +1,109 @@
+"""Power in one frequency band, on every MLX backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ezmsg.sigproc.singlebandpow as sigproc
+from ezmsg.baseproc import BaseTransformer, BaseTransformerUnit, CompositeProcessor, suppress_axis_deprecation
+from ezmsg.sigproc.materialize import MaterializeMode
+from ezmsg.util.messages.axisarray import AxisArray
+from ezmsg.util.messages.modify import ModifyAxisSettings, ModifyAxisTransformer
+
+from .butterworthfilter import ButterworthFilterTransformer
+from .pow import PowTransformer
+from .stream.unit import TakesMessages, TransformerTakesSettings, UnitTakesSettings, check_fields, check_number
+
+
+class _ModifyAxis(BaseTransformer[ModifyAxisSettings, AxisArray, AxisArray]):
+    """ezmsg's transformer that renames dimensions, as one of ezmsg-baseproc: it can be awaited and saved."""
+
+    def _process(self, message: AxisArray) -> AxisArray:
+        return ModifyAxisTransformer(self.settings)(message)
+
+
+_OWN: dict[str, Callable[[Any], Any]] = {
+    "ButterworthFilterTransformer": ButterworthFilterTransformer,
+    "PowTransformer": PowTransformer,
+    "ModifyAxisTransformer": _ModifyAxis,
+}
+
+
+def _with_own_stages(stages: dict[str, Any]) -> dict[str, Any]:
+    """*stages* of ezmsg-sigproc, of which the filters and powers are those of this package."""
+    return {
+        name: own(stage.settings) if (own := _OWN.get(type(stage).__name__)) else stage
+        for name, stage in stages.items()
+    }
+
+
+class RMSBandPowerSettings(sigproc.RMSBandPowerSettings):
+    """The settings of :obj:`ezmsg.sigproc.singlebandpow.RMSBandPower`, checked when they are built."""
+
+    def __post_init__(self) -> None:
+        check_number("bin_duration", self.bin_duration)
+        check_fields(self, flags=("apply_sqrt",))
+        MaterializeMode(self.materialize)
+
+
+class RMSBandPowerTransformer(
+    TransformerTakesSettings,
+    TakesMessages,
+    sigproc.RMSBandPowerTransformer,
+    CompositeProcessor[RMSBandPowerSettings, AxisArray, AxisArray],
+):
+    """The root mean square, or the mean square, of a frequency band in bins of time.
+
+    :obj:`ezmsg.sigproc.singlebandpow.RMSBandPowerTransformer` with the filter and the powers of this package in it.
+
+    Raises:
+        TypeError: Complex MLX data; what is given is not a message.
+    """
+
+    @staticmethod
+    def _initialize_processors(settings: sigproc.RMSBandPowerSettings) -> dict[str, Any]:
+        # The windows are along the dimension that ezmsg-sigproc's settings name, and not one that a user has given.
+        with suppress_axis_deprecation():
+            return _with_own_stages(sigproc.RMSBandPowerTransformer._initialize_processors(settings))
+
+
+class RMSBandPower(
+    UnitTakesSettings, BaseTransformerUnit[RMSBandPowerSettings, AxisArray, AxisArray, RMSBandPowerTransformer]
+):
+    """The power of a frequency band in bins of time; see :obj:`RMSBandPowerTransformer`."""
+
+    SETTINGS = RMSBandPowerSettings  # type: ignore[assignment]
+
+
+class SquareLawBandPowerSettings(sigproc.SquareLawBandPowerSettings):
+    """The settings of :obj:`ezmsg.sigproc.singlebandpow.SquareLawBandPower`."""
+
+
+class SquareLawBandPowerTransformer(
+    TransformerTakesSettings,
+    TakesMessages,
+    sigproc.SquareLawBandPowerTransformer,
+    CompositeProcessor[SquareLawBandPowerSettings, AxisArray, AxisArray],
+):
+    """The square of a frequency band, smoothed by a low-pass and downsampled.
+
+    :obj:`ezmsg.sigproc.singlebandpow.SquareLawBandPowerTransformer` with the filters and the power of this package in
+    it.
+
+    Raises:
+        TypeError: Complex MLX data; what is given is not a message.
+    """
+
+    @staticmethod
+    def _initialize_processors(settings: sigproc.SquareLawBandPowerSettings) -> dict[str, Any]:
+        return _with_own_stages(sigproc.SquareLawBandPowerTransformer._initialize_processors(settings))
+
+
+class SquareLawBandPower(
+    UnitTakesSettings,
+    BaseTransformerUnit[SquareLawBandPowerSettings, AxisArray, AxisArray, SquareLawBandPowerTransformer],
+):
+    """The smoothed power of a frequency band; see :obj:`SquareLawBandPowerTransformer`."""
+
+    SETTINGS = SquareLawBandPowerSettings  # type: ignore[assignment]
