@@ -30,7 +30,7 @@ from ezmsg.mlx import (
     cache_limit,
     memory_snapshot,
 )
-from ezmsg.mlx.command.progress import Interrupts
+from ezmsg.mlx.command.progress import Interrupts, two_digits
 from ezmsg.mlx.memory.view import memory_table
 
 from . import checked_options as checked
@@ -146,7 +146,7 @@ class ProgressLine:
         self._first: tuple[float, float] | None = None
         self._next_line = self._next_update = -math.inf
         # Not the whole width: the ^C that a terminal writes would start a new line.
-        width = max(shutil.get_terminal_size().columns - 75, 5)
+        width = max(shutil.get_terminal_size().columns - 72, 5)
         self._bar = Progress(BarColumn(width), TextColumn("{task.description}"))
         self._task = self._bar.add_task("starting", total=duration)
         self._live = Live(get_renderable=self._view, refresh_per_second=10)
@@ -173,8 +173,8 @@ class ProgressLine:
         self._next_update = now + SECONDS_BETWEEN_MEASURES
         memory = meter.memory
         text = (
-            f"{seconds:.1f}/{self.duration:.1f} s  {self.speed:.1f}x real time  cache {memory.mlx_cache:.0f} MiB  "
-            f"RSS {memory.resident_set:.0f} MiB  lengths {len(meter.lengths)}"
+            f"{seconds:.0f}/{self.duration:.0f} s  {two_digits(self.speed)}x real time  "
+            f"cache {memory.mlx_cache:.0f}  RSS {memory.resident_set:.0f} MiB  {len(meter.lengths)} lengths"
         )
         if sys.stdout.isatty():
             self._bar.update(self._task, completed=seconds, description=text)

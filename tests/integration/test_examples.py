@@ -142,6 +142,25 @@ def test_the_memory_stands_below_the_last_line_even_if_it_was_told_later(capsys)
     assert "MLX active" in capsys.readouterr().out.splitlines()[1]
 
 
+def test_the_line_of_progress_fits_into_80_columns(monkeypatch):
+    import io
+
+    from rich.console import Console
+
+    memory = dataclasses.replace(memory_snapshot(), mlx_cache=1234.5, resident_set=12_345.6)
+    screen = io.StringIO()
+    screen.isatty = lambda: True
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setenv("COLUMNS", "80")
+    progress = ewma_chain.ProgressLine(3600.0)
+    progress.update(10.0, ewma_chain.Meter(memory=memory))
+    progress.wall = 100.0
+    console = Console(file=screen, width=80, force_terminal=True, color_system=None)
+    console.print(progress._bar)
+    (line,) = [line for line in screen.getvalue().splitlines() if "cache 1234" in line]
+    assert len(line.rstrip()) <= 79 and "lengths" in line
+
+
 def swallow_an_interrupt() -> None:
     try:
         signal.raise_signal(signal.SIGINT)

@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 import pytest
-from helpers import nwb_files
+from helpers import nwb_files, recording_files
 from helpers.processes import TESTS, TIME_LIMIT
 from helpers.scripts import Script
 
@@ -19,11 +19,12 @@ pytest.importorskip("pynwb")
 zarr = pytest.importorskip("zarr")
 
 from ezmsg.mlx import chains, command
-from ezmsg.mlx.command import info, memory, process, selftest
+from ezmsg.mlx.command import info, process
 from ezmsg.mlx.command import options as jobs
 from ezmsg.mlx.command import options as resultoptions
 from ezmsg.mlx.command import progress as events
 from ezmsg.mlx.command import progress as views
+from ezmsg.mlx.command.options import Parser
 
 ROOT = TESTS.parent
 CHAIN = ["--chain", "helpers.command_chains:make_chain"]
@@ -62,7 +63,8 @@ def refused(arguments: list[str], capsys) -> str:
     with pytest.raises(SystemExit) as stopped:
         command.main(arguments)
     assert stopped.value.code == 2
-    *_, said = capsys.readouterr().err.strip().splitlines()
+    said, hint = capsys.readouterr().err.strip().splitlines()
+    assert hint == f"{said.partition(':')[0]} --help lists the options."
     return said
 
 
@@ -117,7 +119,9 @@ def test_other_settings_do_not_replace_results(run, tmp_path):
     assert before.shape == (5, 3) and before.dtype == np.float32
     status, lines = run(*ready, "--high", 600)
     assert status == 1
-    assert all("FileExistsError" in line["error"] for line in lines if line["event"] == "failed")
+    failed = [line["error"] for line in lines if line["event"] == "failed"]
+    named = "cutoff of ButterworthFilterTransformer is 600.0, there it is 500.0."
+    assert all("FileExistsError" in error and error.endswith(f"Here {named}") for error in failed)
     np.testing.assert_array_equal(zarr.open_group(str(tmp_path / "out" / "a.zarr"), mode="r")["data"][:], before)
 
 
@@ -371,7 +375,7 @@ def test_parameters_have_names_of_their_own():
     from ezmsg.mlx.command import options as processoptions
 
     for name in chains.READY:
-        parser = processoptions._parser("test")
+        parser = processoptions.make_parser("test")
         known = {action.dest for action in parser._actions}
         from ezmsg.mlx.command.options import add_parameters
 
@@ -401,10 +405,7 @@ def test_every_command_is_a_module_and_the_script_is_the_entry_point(capsys):
     with pytest.raises(SystemExit):
         command.main(["--help"])
     text = capsys.readouterr().out
-    from ezmsg.mlx.command.main import COMMANDS
-
-    for name, what in COMMANDS.items():
-        assert callable(__import__(f"ezmsg.mlx.command.{name}", fromlist=["main"]).main)
+    for name, what in command.COMMANDS.items():
         assert f"{name} " in text and what in text
     assert "invalid choice: 'fly'" in refused(["fly"], capsys)
 
@@ -415,9 +416,143 @@ def test_the_other_programs_are_those_of_the_package(monkeypatch):
 
     called = []
     for module in (program, memory_program):
-        monkeypatch.setattr(module, "main", lambda arguments, prog: called.append((prog, arguments)) or 0)
-    assert selftest.main("ezmsg-mlx selftest", ["--json"]) == memory.main("ezmsg-mlx memory", ["--seconds", "1"]) == 0
-    assert called == [("ezmsg-mlx selftest", ["--json"]), ("ezmsg-mlx memory", ["--seconds", "1"])]
+        monkeypatch.setattr(module, "main", lambda *given, **named: called.append((given, named)) or 0)
+    assert command.main(["selftest", "--json"]) == command.main(["memory", "--seconds", "1"]) == 0
+    assert called == [((None,), {"as_json": True}), ((["--seconds", "1"], "ezmsg-mlx memory", Parser), {})]
+
+
+def test_without_arguments_there_is_help(capsys):
+    assert command.main([]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("usage: ezmsg-mlx ") and "ezmsg-mlx info recordings/" in out
+
+
+@pytest.mark.parametrize("name", [None, "process", "info", "show", "selftest", "memory"])
+def test_help_has_examples_and_fits_a_terminal(name, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as stopped:
+        command.main([*([] if name is None else [name]), "--help"])
+    assert stopped.value.code == 0
+    out = capsys.readouterr().out
+    examples = out.partition("examples:\n")[2].partition("\n\n")[0]
+    assert f"ezmsg-mlx{' ' if name is None else f' {name}'}" in examples
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_the_package_runs_as_the_command():
+    done = subprocess.run([sys.executable, "-m", "ezmsg.mlx", "--version"], capture_output=True, timeout=TIME_LIMIT)
+    assert done.returncode == 0 and done.stdout.strip()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_a_shell_completes_commands_and_options(shell, capsys):
+    pytest.importorskip("shtab", reason="shtab writes the completion")
+    assert command.main(["--print-completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(part in script for part in (*command.COMMANDS, "--chain", "--channels", "--start", "--require"))
+    if shell == "bash":
+        checked = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, timeout=TIME_LIMIT)
+        assert (checked.returncode, checked.stderr) == (0, "")
+
+
+RAW = ["--format", "rawbinary", "--source", "sampling_rate=2000", "--source", "n_channels=3"]
+
+
+def test_a_process_without_standard_output_works_all_the_same(tmp_path):
+    """As a job that was started with ``>&-``; no file of the results may become its standard output."""
+    nwb_files.DATA.tofile(tmp_path / "noise.bin")
+    options = [*RAW, *CHAIN, "--output", "out", "--json"]
+    line = [sys.executable, "-m", "ezmsg.mlx", "process", "noise.bin", *options]
+    closed = ["bash", "-c", 'exec "$@" >&- 2>&-', "bash", *line]
+    paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(closed, cwd=tmp_path, env=os.environ | {"PYTHONPATH": paths}, timeout=TIME_LIMIT)
+    assert done.returncode == 0
+    group = zarr.open_group(str(tmp_path / "out" / "noise.zarr"), mode="r")
+    np.testing.assert_array_equal(group["data"][:], nwb_files.DATA)
+
+
+def test_names_that_are_no_text_are_processed_and_shown(tmp_path, monkeypatch):
+    name = os.fsdecode(b"caf\xe9.bin")
+    nwb_files.DATA.tofile(tmp_path / name)
+    with open(tmp_path / "terminal", "w", encoding="utf-8") as terminal:
+        terminal.isatty = lambda: True
+        monkeypatch.setattr(sys, "stdout", terminal)
+        options = [*RAW, *CHAIN, "--output", str(tmp_path / "out")]
+        assert command.main(["process", str(tmp_path / name), *options]) == 0
+        assert command.main(["info", str(tmp_path / name), *RAW]) == 0
+    shown = (tmp_path / "terminal").read_text(encoding="utf-8")
+    assert "caf\\udce9.bin: 0.5 s in" in shown and "caf\\udce9.bin: rawbinary" in shown
+    assert [path.suffix for path in (tmp_path / "out").iterdir()] == [".zarr"]
+
+
+@pytest.mark.parametrize("options", [[], ["--dry-run"]])
+def test_an_output_that_cannot_be_made_is_told_in_one_line(options, recordings, tmp_path, capsys):
+    (tmp_path / "dead").symlink_to("nowhere")
+    output = str(tmp_path / "dead")
+    line = refused(["process", str(recordings), *CHAIN, "--output", output, *options], capsys)
+    assert "argument --output: " in line and "is a link to 'nowhere', which is not there" in line
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc"), reason="there is no folder in which nothing can be made")
+@pytest.mark.parametrize("options", [[], ["--dry-run"]])
+def test_an_output_that_the_system_refuses_is_told_in_one_line(options, recordings, capsys):
+    arguments = ["process", str(recordings), *CHAIN, "--output", "/proc/nothing/out", *options]
+    try:
+        status = command.main(arguments)
+    except SystemExit as stopped:  # it may not be root that asks
+        status = stopped.code
+    assert status == 2
+    assert "argument --output: " in capsys.readouterr().err.splitlines()[0]
+
+
+def test_info_of_a_folder_tells_all_that_process_would_take(recordings, tmp_path, capsys):
+    (tmp_path / "in").mkdir()
+    for name in ("a.nwb", "b.nwb"):
+        (tmp_path / "in" / name).symlink_to(recordings / name)
+    assert command.main(["info", str(tmp_path / "in")]) == 0
+    found = [json.loads(line)["path"] for line in capsys.readouterr().out.splitlines()]
+    assert found == [str(tmp_path / "in" / name) for name in ("a.nwb", "b.nwb")]
+    (tmp_path / "empty").mkdir()
+    assert command.main(["info", str(tmp_path / "empty")]) == 2
+    assert "has no recordings of a format that is known" in capsys.readouterr().err
+
+
+def test_info_shows_kind_gain_offset_and_unit_of_each_group(tmp_path, monkeypatch, capsys):
+    path = recording_files.write_spikeglx_nidq(tmp_path)
+    intan = recording_files.write_intan_in_one_file(tmp_path)
+    monkeypatch.setattr(info, "on_terminal", lambda: True)
+    assert command.main(["info", str(path), str(intan)]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert "nidq: 0.5 s of 2 analog channels at 2000 Hz (XA0, XA1)" in lines
+    assert "int16, a count is 0.152588 mV" in lines and "int16 without a unit" in lines
+    assert "nidq-XD: 0.5 s of 1 digital channel at 2000 Hz (XD0)" in lines
+    assert "uint16, a count is 0.195 µV, and -6389.76 µV are added" in lines
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.381, "0.38"), (5.64, "5.6"), (56.4, "56"), (129.6, "130"), (9.96, "10"), (0, "0")]
+)
+def test_figures_have_two_digits(value, text):
+    assert views.two_digits(value) == text
+
+
+def test_the_progress_line_fits_into_80_columns(monkeypatch):
+    rich_console = pytest.importorskip("rich.console")
+    import io
+
+    screen = io.StringIO()
+    made = rich_console.Console
+    monkeypatch.setattr(
+        "rich.progress.get_console", lambda: made(file=screen, force_terminal=True, width=80, color_system=None)
+    )
+    view = views.Terminal()
+    view.take(events.Started(100, "band-pass", "out"))
+    for number in range(2):
+        view.take(events.Progress(f"/x/{'a_long_name_' * 5}_{number}.imec0.ap.bin", 500.0 * number, 4000.0))
+    view._draw(after=-1e9)
+    view.close()
+    lines = [line for line in screen.getvalue().splitlines() if "━" in line]
+    assert lines and max(len(re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", line)) for line in lines) <= 80
 
 
 def test_progress_is_told_once_a_second_for_each_recording(capsys, monkeypatch):
@@ -451,8 +586,9 @@ def test_info_tells_what_is_in_a_recording(recordings, tmp_path, capsys, monkeyp
     assert command.main(["info", str(recordings / "b.nwb")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{recordings / 'b.nwb'}: nwb"
-    assert "0.5 s of 3 channels at 2000 Hz, int16 for volts (e2, e0, e3)" in lines[1]
-    assert lines[2] == "    segment 0: 1000 samples from 7 s on"
+    assert "0.5 s of 3 channels at 2000 Hz (e2, e0, e3)" in lines[1]
+    assert lines[2] == "    int16, a count is 0.25 µV"
+    assert lines[3] == "    segment 0: 1000 samples from 7 s on"
 
 
 def test_info_lists_formats(capsys):

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from ezmsg.util.messages.axisarray import AxisArray
-from helpers import nwb_files
+from helpers import nwb_files, recording_files
 from helpers.command_chains import make_chain
 
 pytest.importorskip("mlx.core")
@@ -217,7 +217,7 @@ def test_the_recording_is_drawn_above_in_microvolts(tmp_path, drawn, monkeypatch
     [
         (["{tmp}/none.zarr"], "argument RESULTS: "),
         (["{tmp}"], "argument RESULTS: "),
-        (["{results}", "--channels", "e9"], "argument --channels: must be e2, e0, e3, got 'e9'"),
+        (["{results}", "--channels", "e9"], "argument --channels: must be labels (e2, e0, e3) or "),
         (["{results}", "--raw", "{tmp}/none.nwb"], "argument --raw: "),
         (["{results}", "--output", "page.txt"], "argument --output: must be a name in .png,"),
         (["{results}", "--output", "{tmp}/no/page.png"], "argument --output: there is no folder"),
@@ -234,7 +234,62 @@ def test_wrong_options_are_refused_in_one_line(options, said, results, tmp_path,
     except SystemExit as stopped:
         status = stopped.code
     assert status == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith(f"ezmsg-mlx show: error: {said}")
+    assert capsys.readouterr().err.startswith(f"ezmsg-mlx show: error: {said}")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        np.full((50, 3), np.nan, np.float32),
+        np.where(np.arange(150).reshape(50, 3) % 3, np.inf, 1.0).astype(np.float32),
+        np.ones((1, 3), np.float32),
+        np.zeros((50, 3), np.float32),
+        np.where(np.arange(150).reshape(50, 3) < 60, np.nan, 1.0).astype(np.float32),
+    ],
+    ids=["nothing finite", "a finite channel", "one row", "constant", "nothing finite for a while"],
+)
+@pytest.mark.parametrize("rate", [20.0, 30_000.0])
+def test_results_of_any_kind_are_drawn(data, rate, tmp_path, capsys):
+    path = write(tmp_path / "odd.zarr", data, rate)
+    assert command.main(["show", str(path)]) == 0
+    assert (tmp_path / "odd.zarr.png").read_bytes().startswith(b"\x89PNG")
+    assert capsys.readouterr().err == ""
+
+
+def test_results_without_channels_are_refused_in_one_line(tmp_path, capsys):
+    path = write(tmp_path / "none.zarr", np.ones((5, 3), np.float32), 20.0)
+    zarr.open_group(str(path), mode="a")["data"].resize((5, 0))
+    zarr.consolidate_metadata(str(path))
+    assert command.main(["show", str(path)]) == 2
+    assert capsys.readouterr().err.endswith("none.zarr' has no channels to draw.\n")
+
+
+def test_a_recording_that_cannot_be_read_is_left_out_unless_it_is_named(tmp_path, drawn, capsys):
+    """As after the guide's own run over a file without a header."""
+    nwb_files.DATA.tofile(tmp_path / "noise.bin")
+    how = ["--format", "rawbinary", "--source", "sampling_rate=2000", "--source", "n_channels=3"]
+    chain = ["--chain", "helpers.command_chains:make_chain", "--channels", "ch2,0"]
+    out = tmp_path / "out"
+    assert command.main(["process", str(tmp_path / "noise.bin"), *how, *chain, "--output", str(out)]) == 0
+    results = str(out / "noise.zarr")
+    np.testing.assert_array_equal(zarr.open_group(results, mode="r")["data"][:], nwb_files.DATA[:, [2, 0]])
+    capsys.readouterr()
+    assert command.main(["show", results]) == 0
+    assert capsys.readouterr().err.startswith("ezmsg-mlx show: drawn without the recording: ")
+    assert command.main(["show", results, "--raw", str(tmp_path / "noise.bin")]) == 2
+    assert command.main(["show", results, *how, "--channels", "1"]) == 0
+    assert [any("as recorded" in title for title in titles(figure)) for figure in drawn] == [False, True]
+
+
+def test_channels_are_chosen_by_kind_where_there_are_several(tmp_path, drawn):
+    path = recording_files.write_blackrock_as(
+        tmp_path / "mixed.ns2", recording_files.DATA, [(b"e1", b"uV", 8191), (b"a1", b"mV", 4999), (b"e2", b"uV", 8191)]
+    )
+    options = ["--chain", "helpers.command_chains:make_chain", "--channels", "electrode,analog"]
+    assert command.main(["process", str(path), *options, "--output", str(tmp_path)]) == 0
+    assert command.main(["show", str(tmp_path / "mixed.zarr"), "--channels", "analog,e2"]) == 0
+    traces = next(axes for axes in drawn[0].axes if axes.get_title(loc="left").startswith("signal"))
+    assert [label.get_text() for label in traces.get_yticklabels()] == ["a1", "e2"]
 
 
 def test_without_matplotlib_the_error_says_what_to_install(results, tmp_path, monkeypatch, capsys):

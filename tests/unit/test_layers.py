@@ -13,7 +13,7 @@ PACKAGE = Path(ezmsg.mlx.__file__).parent
 LAYERS = (
     ("stream", "scan"),
     ("kernels", "cache"),
-    ("ewma", "network", "sosfilt", "memory", "simulate", "selftestoptions"),
+    ("ewma", "network", "sosfilt", "memory", "simulate"),
     (
         "activation",
         "affinetransform",
@@ -33,6 +33,7 @@ LAYERS = (
     ("offline", "chains"),
     ("selftest",),
     ("command",),
+    ("__main__",),
 )
 """From the bottom up. A module imports from the layers below its own, and from its own part of one."""
 

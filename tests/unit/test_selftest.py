@@ -1,4 +1,4 @@
-"""The report that ``python -m ezmsg.mlx.selftest`` prints."""
+"""The report that ``ezmsg-mlx selftest`` prints."""
 
 import dataclasses
 import json
@@ -37,7 +37,7 @@ def backend() -> str:
 
 
 def test_it_says_that_all_is_right(short, backend, capsys):
-    assert selftest.main(["--require", backend]) == 0
+    assert selftest.main(backend) == 0
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.endswith("| right |") for line in lines) == 6
     for start in (
@@ -53,7 +53,7 @@ def test_it_says_that_all_is_right(short, backend, capsys):
 
 
 def test_a_backend_that_is_missing_fails(short, backend, capsys):
-    assert selftest.main(["--json", "--require", "metal" if backend != "metal" else "cuda"]) == 1
+    assert selftest.main("metal" if backend != "metal" else "cuda", as_json=True) == 1
     rows = json.loads(capsys.readouterr().out)
     assert [row["what"] for row in rows if row["verdict"] == "MISSING"] == ["device"]
 
@@ -72,7 +72,7 @@ def test_a_kernel_that_is_wrong_fails(short, backend, fault, monkeypatch, capsys
     monkeypatch.setattr(selftest, "_speed", lambda: [])
     monkeypatch.setattr(selftest, "_chain", lambda: [])
     monkeypatch.setattr(selftest, "_fused", lambda: [])
-    assert selftest.main([]) == 1
+    assert selftest.main() == 1
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.endswith("| WRONG |")]
     assert line.startswith("| ewma")
 
@@ -105,7 +105,7 @@ def test_a_graph_that_is_wrong_fails(short, run_graph, monkeypatch, capsys):
     monkeypatch.setattr(selftest, "run_graph", run_graph)
     for name in ("_right", "_speed", "_cache", "_fused"):
         monkeypatch.setattr(selftest, name, lambda: [])
-    assert selftest.main(["--json"]) == 1
+    assert selftest.main(as_json=True) == 1
     rows = json.loads(capsys.readouterr().out)
     assert [row["what"] for row in rows if row["verdict"] == "WRONG"] == ["the same in a graph of three processes"]
 
@@ -115,7 +115,7 @@ def test_a_fused_chain_that_is_wrong_fails(short, difference, monkeypatch, capsy
     monkeypatch.setattr(selftest, "time_chains", lambda *shape: selftestfused.Times(1.0, 2.0, difference))
     for name in ("_speed", "_chain", "_right", "_cache"):
         monkeypatch.setattr(selftest, name, lambda: [])
-    assert selftest.main([]) == 1
+    assert selftest.main() == 1
     assert "| 1 us, 0.50 times stage by stage | WRONG |" in capsys.readouterr().out
 
 
@@ -136,5 +136,5 @@ def test_the_error_of_a_graph_is_shown():
 
 
 def test_it_is_a_command():
-    done = warm.run(["-m", "ezmsg.mlx.selftest", "--help"])
+    done = warm.run(["-m", "ezmsg.mlx", "selftest", "--help"])
     assert done.returncode == 0 and "--require" in done.stdout

@@ -36,7 +36,6 @@ from ezmsg.sigproc.binned_aggregate import BinnedAggregateTransformer
 from ezmsg.sigproc.math.log import LogTransformer
 from ezmsg.util.messages.axisarray import AxisArray
 
-from . import selftestoptions
 from .asarray import AsArray, AsArraySettings, AsArrayTransformer
 from .chain import ChainTransformer, run_chain
 from .detrend import DetrendTransformer, DetrendUnit
@@ -448,17 +447,12 @@ def report(required: str | None = None) -> list[Row]:
     return [*_versions(), *_device(required), *_right(), *_speed(), *_cache(), *_chain(), *_fused()]
 
 
-def main(arguments: list[str] | None = None, prog: str = "python -m ezmsg.mlx.selftest") -> int:
-    """Print a report. Returns the exit status."""
-    given = selftestoptions.parse(prog, arguments)
-    rows = report(given.require)
-    if given.json:
+def main(require: str | None = None, *, as_json: bool = False) -> int:
+    """Print a report, which says whether MLX uses the backend *require*. Returns the exit status."""
+    rows = report(require)
+    if as_json:
         sys.stdout.write(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n")
     else:
         lines = ["| what | found | |", "|---|---|---|", *(f"| {r.what} | {r.found} | {r.verdict} |" for r in rows)]
         sys.stdout.write("\n".join(lines) + "\n")
     return int(any(row.verdict in ("WRONG", "MISSING") for row in rows))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,11 +1,25 @@
-"""``ezmsg-mlx info``: what is in a recording."""
+"""``ezmsg-mlx info``: what is in a recording, or in all recordings of a folder."""
+
+from __future__ import annotations
 
 import argparse
 import json
 import sys
 import typing
+from collections.abc import Iterator
+from pathlib import Path
 
-from .options import DONE, SOME_FAILED, USAGE, add_recording_options, recording_options
+from .options import (
+    DONE,
+    SOME_FAILED,
+    USAGE,
+    Parser,
+    UsageError,
+    add_recording_options,
+    on_terminal,
+    recording_options,
+    recordings_in,
+)
 from .progress import duration
 
 if typing.TYPE_CHECKING:
@@ -14,34 +28,52 @@ if typing.TYPE_CHECKING:
 MOST_LABELS = 6
 
 
+def parser(prog: str) -> Parser:
+    """What reads the options."""
+    reader = Parser(
+        prog,
+        description="What is in a recording: streams, kinds and gains of their channels, rates,\n"
+        "lengths, gaps, and what cannot be processed.",
+        epilog=f"""\
+examples:
+  {prog} session.nwb
+  {prog} recordings/
+  {prog} noise.bin --format rawbinary --source n_channels=8 \\
+      --source sampling_rate=30000
+
+On a terminal a few lines for each recording, elsewhere a line of JSON.""",
+    )
+    reader.add_argument("recordings", nargs="+", metavar="RECORDING", help="recordings, or folders of them")
+    add_recording_options(reader, of_streams=False)
+    reader.add_argument("--json", action="store_true", help="lines of JSON on a terminal, too")
+    reader.add_argument("--formats", action=_Formats, help="list the formats that are known")
+    return reader
+
+
 def main(prog: str, arguments: list[str]) -> int:
     """Print it; the exit status."""
-    parser = argparse.ArgumentParser(
-        prog,
-        description="What is in a recording: streams, channels, rates, lengths, gaps, and what cannot be processed.",
-        epilog="On a terminal a few lines for each recording, elsewhere a line of JSON.",
-    )
-    parser.add_argument("recordings", nargs="+", metavar="RECORDING", help="a file or folder")
-    add_recording_options(parser, of_streams=False)
-    parser.add_argument("--json", action="store_true", help="lines of JSON on a terminal, too")
-    parser.add_argument("--formats", action=_Formats, help="list the formats that are known")
-    options = parser.parse_args(arguments)
+    options = parser(prog).parse_args(arguments)
     from ..offline import describe_recording
 
-    status = DONE
-    for recording in options.recordings:
+    status, given = DONE, recording_options(options)
+    for text in options.recordings:
         try:
-            found = describe_recording(recording, **recording_options(options))
-        except (ImportError, OSError, TypeError, ValueError) as error:
-            print(f"{prog}: error: {recording}: {error}", file=sys.stderr)
-            status = USAGE if isinstance(error, (FileNotFoundError, ImportError, TypeError)) else SOME_FAILED
+            recordings = recordings_in(Path(text), given.get("format"))
+        except UsageError as error:
+            print(f"{prog}: error: argument {error.option}: {error}", file=sys.stderr)
+            status = USAGE
             continue
-        if any(stream.problem for stream in found.streams):
-            status = status or SOME_FAILED
-        if options.json or not sys.stdout.isatty():
-            print(json.dumps(as_json(found)), flush=True)
-        else:
-            print("\n".join(as_text(found)), flush=True)
+        for recording in recordings:
+            try:
+                found = describe_recording(recording, **given)
+            except (ImportError, OSError, TypeError, ValueError) as error:
+                print(f"{prog}: error: {recording}: {error}", file=sys.stderr)
+                status = USAGE if isinstance(error, (ImportError, TypeError)) else status or SOME_FAILED
+                continue
+            if any(stream.problem for stream in found.streams):
+                status = status or SOME_FAILED
+            as_lines = options.json or not on_terminal()
+            print(json.dumps(as_json(found)) if as_lines else "\n".join(as_text(found)), flush=True)
     return status
 
 
@@ -62,7 +94,7 @@ class _Formats(argparse.Action):
         parser.exit(0)
 
 
-def as_json(found: "RecordingInfo") -> dict[str, object]:
+def as_json(found: RecordingInfo) -> dict[str, object]:
     """All that is known, as JSON holds it."""
     streams = [
         {**stream._asdict(), "segments": [segment._asdict() for segment in stream.segments]} for stream in found.streams
@@ -70,7 +102,7 @@ def as_json(found: "RecordingInfo") -> dict[str, object]:
     return {"path": str(found.path), "format": found.format, "streams": streams}
 
 
-def as_text(found: "RecordingInfo") -> typing.Iterator[str]:
+def as_text(found: RecordingInfo) -> Iterator[str]:
     """Lines for a reader."""
     yield f"{found.path}: {found.format}"
     for stream in found.streams:
@@ -78,13 +110,33 @@ def as_text(found: "RecordingInfo") -> typing.Iterator[str]:
             yield f"  {stream.name}: cannot be processed: {stream.problem}"
             continue
         yield f"  {stream.name}: {_of_stream(stream)}"
+        yield f"    {_of_scaling(stream)}"
         for number, segment in enumerate(stream.segments):
-            gaps = f", {len(segment.gaps)} gaps" if segment.gaps else ""
-            yield f"    segment {number}: {segment.n_samples} samples from {segment.start:.6g} s on{gaps}"
+            gaps = f", {len(segment.gaps)} gap{'s' * (len(segment.gaps) != 1)}" if segment.gaps else ""
+            other = f", other {' and '.join(segment.differs)} than segment 0" if segment.differs else ""
+            yield f"    segment {number}: {segment.n_samples} samples from {segment.start:.6g} s on{gaps}{other}"
 
 
-def _of_stream(stream: "StreamInfo") -> str:
+def _of_stream(stream: StreamInfo) -> str:
     labels = ", ".join(stream.labels[:MOST_LABELS]) + (", ..." if len(stream.labels) > MOST_LABELS else "")
     length = duration(sum(segment.duration for segment in stream.segments))
-    unit = f" for {stream.unit}" if stream.unit else ""
-    return f"{length} of {len(stream.labels)} channels at {stream.sampling_rate:g} Hz, {stream.dtype}{unit} ({labels})"
+    n = len(stream.labels)
+    kind = f"{stream.kind} " if stream.kind else ""
+    return f"{length} of {n} {kind}channel{'s' * (n != 1)} at {stream.sampling_rate:g} Hz ({labels})"
+
+
+def _of_scaling(stream: StreamInfo) -> str:
+    """What a count is, in the unit of voltage that fits."""
+    gains, offset, unit = stream.gains or (1.0,), stream.offset, stream.unit
+    if unit in ("volts", "V"):
+        factor, unit = next(
+            ((factor, unit) for factor, unit in ((1.0, "V"), (1e3, "mV")) if max(map(abs, gains)) * factor >= 0.1),
+            (1e6, "µV"),
+        )
+        gains, offset = tuple(gain * factor for gain in gains), offset * factor
+    if not unit and set(gains) == {1.0} and not offset:
+        return f"{stream.dtype} without a unit"
+    low, high = min(gains), max(gains)
+    of_one = f"{low:.6g}" if low == high else f"{low:.6g} to {high:.6g}"
+    added = f", and {offset:.6g} {unit} are added".rstrip() if offset else ""
+    return f"{stream.dtype}, a count is {of_one} {unit}".rstrip() + added

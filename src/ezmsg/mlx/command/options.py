@@ -43,6 +43,28 @@ class UsageError(Exception):
         self.option = option
 
 
+class Parser(argparse.ArgumentParser):
+    """Reads options; wrong usage is one sentence and a hint.
+
+    Args:
+        prog: How the command is called.
+        options: Those of :class:`argparse.ArgumentParser`.
+    """
+
+    def __init__(self, prog: str, **options: typing.Any) -> None:
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(prog, **{"formatter_class": formatter, "allow_abbrev": False, **options})
+
+    def error(self, message: str) -> typing.NoReturn:
+        """End with status 2."""
+        self.exit(USAGE, f"{self.prog}: error: {message}\n{self.prog} --help lists the options.\n")
+
+
+def on_terminal() -> bool:
+    """Whether the output goes to a terminal; there may be none at all."""
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
 RecordingOptions: typing.TypeAlias = dict[str, typing.Any]
 """What was given of them, as keyword arguments of :func:`ezmsg.mlx.offline.open_recording`."""
 
@@ -67,8 +89,10 @@ def _value(text: str) -> object:
         return text
 
 
-def add_recording_options(parser: argparse.ArgumentParser, *, of_streams: bool = True) -> None:
-    """Add them to *parser*; *of_streams*: those that choose a part of a recording, too."""
+def add_recording_options(
+    parser: argparse.ArgumentParser, *, of_streams: bool = True, of_channels: bool = False
+) -> None:
+    """Add them to *parser*; *of_streams* and *of_channels*: those that choose a part of a recording, too."""
     group = parser.add_argument_group("how recordings are read")
     text = "of the recordings, for example spikeglx or nwb [told by the names of files]"
     group.add_argument("--format", metavar="NAME", help=text)
@@ -76,6 +100,9 @@ def add_recording_options(parser: argparse.ArgumentParser, *, of_streams: bool =
         group.add_argument("--stream", metavar="NAME", help="which signal of a recording [the only one]")
         text = "which segment, from 0, or all of them one after the other [the only one]"
         group.add_argument("--segment", type=_segment, metavar="N|all", help=text)
+    if of_channels:
+        text = "labels, indices (0:32 is 0 to 31) and kinds (analog), with commas [all of the signal]"
+        group.add_argument("--channels", metavar="LIST", help=text)
     text = "an argument of the source, for example sampling_rate=30000 and n_channels=384 of raw binary"
     group.add_argument("--source", action=_Argument, metavar="NAME=VALUE", help=text)
 
@@ -86,9 +113,9 @@ def _segment(text: str) -> int | str:
     return text if text == "all" else int(text)
 
 
-def recording_options(options: argparse.Namespace) -> RecordingOptions:
-    """What was given."""
-    found = {name: getattr(options, name, None) for name in ("format", "stream", "segment")}
+def recording_options(options: argparse.Namespace, *more: str) -> RecordingOptions:
+    """What was given of them, and of *more* options."""
+    found = {name: getattr(options, name, None) for name in ("format", "stream", "segment", *more)}
     return {**{name: value for name, value in found.items() if value is not None}, **(options.source or {})}
 
 
@@ -288,7 +315,7 @@ def find_jobs(
     """
     places: dict[Path, Path] = {}
     for text in given:
-        for recording in _found(Path(text), options.get("format")):
+        for recording in recordings_in(Path(text), options.get("format")):
             place = output.absolute() / _name(recording, Path(text))
             if places.setdefault(place, recording) != recording:
                 both = f"{str(places[place])!r} and {str(recording)!r}"
@@ -296,12 +323,17 @@ def find_jobs(
     return [Job(os.path.abspath(recording), str(place), options, kept) for place, recording in places.items()]
 
 
-def _found(path: Path, format: str | None) -> list[Path]:
+def recordings_in(path: Path, format: str | None) -> list[Path]:
+    """The recording that is given, or all in the folder that is.
+
+    Raises:
+        UsageError: There is nothing there, or no recording.
+    """
     from ..offline import find_recordings
 
     if not path.exists():
         raise UsageError("RECORDING", f"there is no {str(path)!r}")
-    if not path.is_dir():
+    if path.is_file():
         return [path]
     try:
         recordings = find_recordings(path, format)
@@ -322,10 +354,19 @@ def _name(recording: Path, given: Path) -> Path:
 DESCRIPTION = """\
 Run a chain over recordings, into Zarr groups.
 
-Started again after Ctrl-C or a crash, it goes on where it was, and leaves complete results alone.
+Started again after Ctrl-C or a crash, it goes on where it was, and leaves
+complete results alone.
 """
 
 EPILOG = """\
+examples:
+  {prog} session.nwb --chain band-pass --high 5000 --output filtered
+  {prog} recordings/ --chain spike-band-power --output features \\
+      --workers 4
+  {prog} a.ns6 --channels 0:32 --chain my_module:chain --output out
+  {prog} noise.bin --format rawbinary --source n_channels=8 \\
+      --source sampling_rate=30000 --chain band-pass --output out --dry-run
+
 exit status:
   0    all results are complete
   1    some recordings failed; the others are complete
@@ -357,7 +398,7 @@ def parse(prog: str, arguments: list[str]) -> Options:
     Raises:
         SystemExit: They are wrong, or ask for help or a list.
     """
-    parser = _parser(prog)
+    parser = make_parser(prog)
     # First of all, since a chain has options of its own.
     first = argparse.ArgumentParser(prog, add_help=False, allow_abbrev=False, exit_on_error=False)
     first.add_argument("--chain")
@@ -391,7 +432,7 @@ def parse(prog: str, arguments: list[str]) -> Options:
         parser.error(f"argument --{name.replace('_', '-')}: {kind}{error}")
     try:
         kept = result_options(options, names)
-        jobs = find_jobs(options.recordings, options.output, recording_options(options), kept)
+        jobs = find_jobs(options.recordings, options.output, recording_options(options, "channels"), kept)
     except UsageError as error:
         parser.error(f"argument {error.option}: {error}")
     return Options(
@@ -408,14 +449,9 @@ def parse(prog: str, arguments: list[str]) -> Options:
     )
 
 
-def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog,
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def make_parser(prog: str) -> Parser:
+    """What reads the options of ``process``, but for those of a chain and of results."""
+    parser = Parser(prog, description=DESCRIPTION, epilog=EPILOG.format(prog=prog))
     add = parser.add_argument
     add("recordings", nargs="+", metavar="RECORDING", help="recordings, or folders of them")
     add("--chain", required=True, metavar="CHAIN", help=f"what to run: {FORM}")
@@ -432,7 +468,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     add("--checkpoint", type=_seconds, default=60.0, metavar="S", help='every S seconds, or "inf" for never [60]')
     add("--dry-run", action="store_true", help="say how long it will take and how large results are; write nothing")
     add("--json", action="store_true", help="lines of JSON on a terminal, too")
-    add_recording_options(parser)
+    add_recording_options(parser, of_channels=True)
     return parser
 
 
@@ -464,6 +500,8 @@ def _folder(text: str) -> Path:
         raise argparse.ArgumentTypeError(f"{text!r} cannot be a folder, since {str(above)!r} is a file")
     if not os.access(above, os.W_OK):
         raise argparse.ArgumentTypeError(f"cannot write into {text!r}: no permission in {str(above)!r}")
+    if path.is_symlink() and not path.exists():
+        raise argparse.ArgumentTypeError(f"{text!r} is a link to {os.readlink(path)!r}, which is not there")
     return path
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import typing
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from ezmsg.util.messages.axisarray import AxisArray, CoordinateAxis, LinearAxis
 
 from ..offline import open_recording
+from ..offline.contracts import labels_of
 from ..offline.reading import import_extra
 from ..stream.segments import value_at
 from .options import RecordingOptions, UsageError
@@ -49,6 +51,8 @@ class Overview:
     high: npt.NDArray[np.float32]
     labels: list[str]
     """Of the channels."""
+    kinds: list[str]
+    """Of the channels; empty where they are all of one."""
     n_rows: int
     step: float
     """Seconds from row to row."""
@@ -79,22 +83,29 @@ def read_overview(path: Path, start: float | None = None, stop: float | None = N
     clock = typing.cast("zarr.Array", group[dims[0] if "time" in dims[1:] else "time"])
     pieces = typing.cast("dict[str, list[int]]", group.attrs.get("pieces") or {})
     first, last, step, gaps, n_gaps, seams = _read_times(clock, start, stop, pieces.get("first_rows", [])[1:])
-    if last - first < 2:
-        raise UsageError("RESULTS", f"{str(path)!r} has no rows to draw from {start} to {stop} s.")
+    if last - first < 1:
+        between = "" if start is None and stop is None else f" from {start} to {stop} s"
+        raise UsageError("RESULTS", f"{str(path)!r} has no rows to draw{between}.")
     edges = np.unique(np.linspace(first, last, COLUMNS + 1).astype(int))
     n_channels = data.shape[1] if data.ndim > 1 else 1
+    if not n_channels:
+        raise UsageError("RESULTS", f"{str(path)!r} has no channels to draw.")
     shape = (len(edges) - 1, n_channels)
     low, high, middle = (np.zeros(shape, np.float32) for _ in range(3))
     times = np.zeros(len(edges))
     is_signal = 1.0 / step >= SIGNAL_RATE
-    for column, rows in _blocks(data, edges, BLOCK):
-        values = np.asarray(rows, np.float64).reshape(len(rows), n_channels, -1).mean(axis=-1)
-        low[column], high[column] = values.min(axis=0), values.max(axis=0)
-        middle[column] = np.sqrt(np.mean(values**2, axis=0)) if is_signal else values.mean(axis=0)
+    with warnings.catch_warnings():
+        # A column without a finite value is NaN.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for column, rows in _blocks(data, edges, BLOCK):
+            values = np.asarray(rows, np.float64).reshape(len(rows), n_channels, -1).mean(axis=-1)
+            values[~np.isfinite(values)] = np.nan
+            low[column], high[column] = np.nanmin(values, axis=0), np.nanmax(values, axis=0)
+            middle[column] = np.sqrt(np.nanmean(values**2, axis=0)) if is_signal else np.nanmean(values, axis=0)
     for column, rows in _blocks(clock, edges, 1):
         times[column] = rows[0]
     times[-1] = float(np.asarray(clock[last - 1 : last])[0]) + step
-    labels = np.asarray(typing.cast("zarr.Array", group[dims[1]])[:]) if data.ndim > 1 and dims[1] in group else None
+    labels, kinds = (_coordinate(group, dims, suffix) for suffix in ("", "_kind"))
     attrs = dict(data.attrs)
     return Overview(
         name=path.name,
@@ -103,7 +114,8 @@ def read_overview(path: Path, start: float | None = None, stop: float | None = N
         middle=middle,
         low=low,
         high=high,
-        labels=[str(label) for label in (range(n_channels) if labels is None else labels)],
+        labels=labels or [str(number) for number in range(n_channels)],
+        kinds=kinds,
         n_rows=last - first,
         step=step,
         is_signal=is_signal,
@@ -115,6 +127,13 @@ def read_overview(path: Path, start: float | None = None, stop: float | None = N
         seams=seams,
         is_partial=bool(np.max(np.diff(edges)) > BLOCK),
     )
+
+
+def _coordinate(group: zarr.Group, dims: list[str], suffix: str) -> list[str]:
+    """The values along the channels; empty if there are none of that name."""
+    name = "".join(dims[1:2]) + suffix
+    values = np.asarray(typing.cast("zarr.Array", group[name])[:]) if dims[1:] and name in group else np.zeros(0)
+    return [str(value) for value in values]
 
 
 def _opened(path: Path) -> zarr.Group:
@@ -305,7 +324,7 @@ def _draw_map(axes: Axes, found: Overview) -> typing.Any:
 
 def _draw_profile(axes: Axes, found: Overview) -> None:
     """The middle of each channel and the range of half of its columns."""
-    low, middle, high = np.nanpercentile(found.middle, (25, 50, 75), axis=0)
+    low, middle, high = _percentiles(found.middle, (25, 50, 75))
     places = np.arange(len(found.labels))
     axes.barh(places, high - low, left=low, height=1.0, color=COLOURS[0], alpha=0.3, linewidth=0)
     axes.stairs(middle, np.arange(len(middle) + 1) - 0.5, orientation="horizontal", baseline=None, color=COLOURS[0])
@@ -315,11 +334,18 @@ def _draw_profile(axes: Axes, found: Overview) -> None:
     axes.set_title("over time", loc="left", fontsize=11)
 
 
+def _percentiles(values: npt.NDArray, percents: tuple[float, ...]) -> npt.NDArray[np.float64]:
+    """Of each channel; NaN where nothing is finite."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return np.atleast_2d(np.nanpercentile(values, percents, axis=0))
+
+
 def _draw_traces(axes: Axes, traces: Traces, title: str, found: Overview) -> None:
     """One above the other, each from its lowest to its highest value at a time; a scale to the right."""
-    bottom, top = np.nanpercentile(traces.low, 0.2, axis=0), np.nanpercentile(traces.high, 99.8, axis=0)
+    (bottom,), (top,) = _percentiles(traces.low, (0.2,)), _percentiles(traces.high, (99.8,))
     low, high = traces.low - (bottom + top) / 2, traces.high - (bottom + top) / 2
-    spacing = 1.15 * float(np.nanmax(top - bottom)) or 1.0
+    spacing = 1.15 * float(np.nan_to_num(top - bottom).max()) or 1.0
     n = low.shape[1]
     for place, colour in zip(range(n), COLOURS, strict=False):
         up = (n - 1 - place) * spacing
@@ -402,7 +428,7 @@ def read_traces(
     source = open_recording(path, **{"chunk_mb": PIECE_MB, **options})
     first = next(iter(source.read(0)))
     ch = first.axes.get("ch")
-    known = [str(label) for label in ch.data] if isinstance(ch, CoordinateAxis) else ["0"]
+    known = list(labels_of(first)) if isinstance(ch, CoordinateAxis) else ["0"]
     channels = [known.index(label) for label in labels if label in known]
     if not channels:
         return None

@@ -18,7 +18,20 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 
-from .options import DONE, INTERRUPTED, SOME_FAILED, USAGE, Job, Options, UsageError, nearest, parse
+from .options import (
+    DONE,
+    INTERRUPTED,
+    SOME_FAILED,
+    USAGE,
+    Job,
+    Options,
+    Parser,
+    UsageError,
+    add_result_options,
+    make_parser,
+    nearest,
+    parse,
+)
 from .progress import Ended, Estimate, Failed, Finished, Interrupts, Progress, Started, View, show_estimates, view_for
 
 if typing.TYPE_CHECKING:
@@ -128,6 +141,11 @@ def _pieces(source: RecordingSource) -> Iterator[tuple[int, AxisArray]]:
 def dry_run(options: Options) -> int:
     """Say it for each recording and for all; the exit status."""
     place = nearest(options.output)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".ezmsg-mlx-dry-run-", dir=place):
+            pass
+    except OSError as error:
+        raise UsageError("--output", f"nothing can be written into {str(place)!r} ({error.strerror})") from error
     rows = list(estimates(options.jobs, options.chain.factory(), place))
     found = [row for row in rows if isinstance(row, Estimate)]
     if found:
@@ -185,6 +203,13 @@ def estimates(jobs: list[Job], factory: Callable[[], Stages], place: Path) -> It
             free=shutil.disk_usage(place).free,
             measured=found.seconds if is_new else 0.0,
         )
+
+
+def parser(prog: str) -> Parser:
+    """What reads the options, but for those of a chain."""
+    reader = make_parser(prog)
+    add_result_options(reader, [])
+    return reader
 
 
 def main(prog: str, arguments: list[str]) -> int:
@@ -273,7 +298,7 @@ def run(options: Options) -> int:
     begin, status, problem, jobs = time.monotonic(), DONE, "", options.jobs
     with contextlib.ExitStack() as stack:
         workers = stack.enter_context(_workers(options))
-        options.output.mkdir(parents=True, exist_ok=True)
+        _make_folder(options.output)
         view = stack.enter_context(contextlib.closing(view_for(options.json)))
         interrupts = stack.enter_context(Interrupts())
         run = _Run(jobs, view, interrupts.check)
@@ -311,6 +336,13 @@ def run(options: Options) -> int:
     if problem:
         print(problem, file=sys.stderr)
     return status
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError("--output", f"{str(path)!r} cannot be made ({error.strerror})") from error
 
 
 @contextlib.contextmanager

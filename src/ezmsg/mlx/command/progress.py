@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import signal
-import sys
 import threading
 import time
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType
+
+from .options import on_terminal
 
 
 @dataclass(frozen=True)
@@ -170,10 +172,15 @@ class Terminal:
     def __init__(self) -> None:
         from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
+        from rich.table import Column
 
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+        # The bar takes what the others leave of the width, and a long name loses its end.
+        name = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=2))
+        bar = BarColumn(bar_width=None, table_column=Column(min_width=8, ratio=1))
+        note = TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True))
         # Drawn from here alone: a thread that draws while a line is printed may eat the line.
-        self._bar = Bar(*columns, TextColumn("{task.fields[note]}"), auto_refresh=False)
+        columns = (name, bar, TaskProgressColumn(), TimeRemainingColumn(), note)
+        self._bar = Bar(*columns, auto_refresh=False, expand=True)
         self._tasks = {"": self._bar.add_task("starting", total=None, note="")}
         self._seconds: dict[str, float] = {}
         """What of each recording is done."""
@@ -233,7 +240,7 @@ class Terminal:
             description=f"{self._ended} of {_recordings(self._total)}",
             total=self._total,
             completed=sum(self._shares.values()),
-            note=f"{speed:.0f}x real time" if done else "",
+            note=f"{two_digits(speed)}x real time" if done else "",
         )
         self._draw(after=0.1 if done else 0.0)
 
@@ -249,7 +256,7 @@ class Terminal:
 
 def view_for(as_json: bool) -> View:
     """The one for where the output goes."""
-    return JsonLines() if as_json or not sys.stdout.isatty() else Terminal()
+    return JsonLines() if as_json or not on_terminal() else Terminal()
 
 
 def what_was_done(event: Finished) -> str:
@@ -269,7 +276,7 @@ def summary(event: Ended) -> str:
     done = event.finished - event.there
     text = f"{_recordings(done)} done: {event.seconds:.1f} s in {event.wall:.1f} s"
     if event.seconds:
-        text += f", {event.seconds / event.wall:.1f}x real time"
+        text += f", {two_digits(event.seconds / event.wall)}x real time"
     if event.there:
         text += f"; {event.there} there already"
     if event.failed:
@@ -281,7 +288,7 @@ def summary(event: Ended) -> str:
 
 def show_estimates(estimates: Sequence[Estimate | Failed], as_json: bool) -> None:
     """What ``--dry-run`` found: a table on a terminal, lines of JSON elsewhere."""
-    if as_json or not sys.stdout.isatty():
+    if as_json or not on_terminal():
         for event in estimates:
             print(event.line(), flush=True)
         return
@@ -307,6 +314,13 @@ def show_estimates(estimates: Sequence[Estimate | Failed], as_json: bool) -> Non
             if event.size > event.free:
                 text += " That is too little."
             console.print(text, highlight=False)
+
+
+def two_digits(value: float) -> str:
+    """A number above 0 with two digits that count: 0.38, 5.6, 56, 130."""
+    rounded = float(f"{value:.1e}")
+    n_behind = max(1 - math.floor(math.log10(rounded)), 0) if rounded > 0 else 0
+    return f"{rounded:.{n_behind}f}"
 
 
 def duration(seconds: float) -> str:

@@ -7,13 +7,16 @@ import argparse
 import asyncio
 import importlib
 import math
+import os
 import sys
 import time
+import typing
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
 from ezmsg.core.graphcontext import GraphContext
-from ezmsg.core.netprotocol import Address
+from ezmsg.core.graphserver import GraphService
+from ezmsg.core.netprotocol import DEFAULT_HOST, SERVER_PORT_START_DEFAULT, SERVER_PORT_START_ENV, Address
 from ezmsg.util.messages.axisarray import AxisArray, CoordinateAxis, LinearAxis
 
 from .monitor import MemoryMonitor
@@ -22,20 +25,34 @@ from .snapshot import MemorySnapshot
 _LINES_ELSEWHERE = 200
 """Lines of lengths where the output is no terminal."""
 
-_DEFAULT_ADDRESS = "127.0.0.1:25978"
+_N_PORTS = 10
+"""Graphs on one machine that are looked for: each takes the next port that is free."""
+
+_SECONDS_TO_ANSWER = 2.0
+"""Whatever else listens at a port may never answer."""
+
+_DESCRIPTION = """\
+Show the memory of a running graph, live.
+
+It attaches to the topic of a MemoryMonitor in that graph, and leaves the graph
+as it is.
+"""
+
+ParserClass: typing.TypeAlias = type[argparse.ArgumentParser]
 
 
-def main(arguments: list[str] | None = None, prog: str = "python -m ezmsg.mlx.memory") -> int:
+def main(
+    arguments: list[str] | None = None,
+    prog: str = "python -m ezmsg.mlx.memory",
+    parser_class: ParserClass = argparse.ArgumentParser,
+) -> int:
     """Run the command with *arguments*, by default those of the process; its exit code."""
-    options = _parse(prog, arguments)
+    options = _parse(prog, arguments, parser_class)
     rows: list[tuple[float, MemorySnapshot]] = []
     try:
         asyncio.run(_show(options, rows))
     except KeyboardInterrupt:
         pass
-    except OSError as error:
-        print(f"There is no graph at {options.address}: {error}.", file=sys.stderr)
-        return 1
     except LookupError as error:
         print(error.args[0], file=sys.stderr)
         return 1
@@ -46,20 +63,28 @@ def main(arguments: list[str] | None = None, prog: str = "python -m ezmsg.mlx.me
     return 0
 
 
-def _parse(prog: str, arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog, description=__doc__)
-    text = f"of the graph, as host:port [{_DEFAULT_ADDRESS}]"
-    parser.add_argument("--address", type=_address, default=_DEFAULT_ADDRESS, help=text)
+def parser(prog: str, parser_class: ParserClass = argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """What reads the options."""
+    text = _DESCRIPTION
+    parser = parser_class(prog, description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    text = "of the graph, as host:port [where ez.run starts one]"
+    parser.add_argument("--address", type=_address, help=text)
     text = "output of a MemoryMonitor, for example SYSTEM/MONITOR/OUTPUT_SIGNAL [the first that is found]"
     parser.add_argument("--topic", help=text)
     parser.add_argument("--seconds", type=float, default=math.inf, help="for how long [until Ctrl-C]")
     parser.add_argument("--plot", metavar="FILE.png", help="draw the memory over time into this file at the end")
-    options = parser.parse_args(arguments)
+    parser.epilog = f"examples:\n  {prog}\n  {prog} --address 127.0.0.1:10000 --seconds 60 --plot memory.png"
+    return parser
+
+
+def _parse(prog: str, arguments: list[str] | None, parser_class: ParserClass) -> argparse.Namespace:
+    reader = parser(prog, parser_class)
+    options = reader.parse_args(arguments)
     for name in ("rich", *(["matplotlib"] if options.plot else [])):
         try:
             importlib.import_module(name)
         except ImportError:
-            parser.exit(1, f'This needs {name}: pip install "ezmsg-mlx[examples]".\n')
+            reader.exit(1, f'This needs {name}: pip install "ezmsg-mlx[examples]".\n')
     return options
 
 
@@ -78,10 +103,11 @@ async def _show(options: argparse.Namespace, rows: list[tuple[float, MemorySnaps
 
     console = Console()
     with Live(console=console, auto_refresh=False, transient=not console.is_terminal) as live:
-        async for message in _rows(options.address, options.topic, options.seconds):
+        address, topic = await _found(options.address, options.topic)
+        async for message in _rows(address, topic, options.seconds):
             metrics, stamps = message.axes.get("metric"), message.axes.get("time")
             if not (isinstance(metrics, CoordinateAxis) and isinstance(stamps, LinearAxis)):
-                raise LookupError(f"{options.topic} is not the output of a MemoryMonitor.")
+                raise LookupError(f"{topic} is not the output of a MemoryMonitor.")
             snapshot = MemorySnapshot(**dict(zip(metrics.data.tolist(), message.data[0].tolist(), strict=True)))
             rows.append((stamps.offset, snapshot))
             # With two lines of memory and an empty one; the last line of a terminal is the cursor's.
@@ -92,11 +118,36 @@ async def _show(options: argparse.Namespace, rows: list[tuple[float, MemorySnaps
             console.print(live.renderable)
 
 
-async def _rows(address: Address, topic: str | None, seconds: float) -> AsyncIterator[AxisArray]:
+async def _found(asked: Address | None, topic: str | None) -> tuple[Address, str]:
+    """The first graph with a monitor, and the topic of that.
+
+    Raises:
+        LookupError: There is none; the message says where one was looked for.
+    """
+    problem = ""
+    first = int(os.environ.get(SERVER_PORT_START_ENV, SERVER_PORT_START_DEFAULT))
+    default = GraphService.default_address()
+    # Where "ezmsg serve" has its server, and where ez.run starts one if there is none.
+    places = [default, *(Address(DEFAULT_HOST, port) for port in range(first, first + _N_PORTS))]
+    for address in places if asked is None else [asked]:
+        try:
+            async with GraphContext(address, auto_start=False) as context:
+                if topic is None:
+                    topic = await asyncio.wait_for(_topic_of_a_monitor(context), _SECONDS_TO_ANSWER)
+                return address, topic
+        except LookupError as error:
+            problem = f"{error.args[0]} It is at {address}."
+        except (OSError, EOFError, asyncio.TimeoutError) as error:
+            told = asked is not None and f": {error or 'no answer'}"
+            problem = problem or (told and f"There is no graph at {address}{told}.") or ""
+    ports = f"{DEFAULT_HOST}:{first} to {first + _N_PORTS - 1}"
+    raise LookupError(problem or f"There is no graph at {default} or at {ports}; --address says where it is.")
+
+
+async def _rows(address: Address, topic: str, seconds: float) -> AsyncIterator[AxisArray]:
     """The rows of the monitor, for so many seconds or until the graph ends."""
     ends_at = time.monotonic() + seconds
     async with GraphContext(address, auto_start=False) as context:
-        topic = topic or await _topic_of_a_monitor(context)
         subscriber = await context.subscriber(topic)
         while (left := ends_at - time.monotonic()) > 0:
             with suppress(asyncio.TimeoutError):

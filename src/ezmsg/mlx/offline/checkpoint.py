@@ -24,6 +24,7 @@ import json
 import math
 import operator
 import platform
+import re
 import sys
 import types
 import typing
@@ -430,6 +431,66 @@ def _shown(value: object) -> str:
     if callable(value) and hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
     return repr(value)
+
+
+def differences(there: str, wanted: str) -> list[str]:
+    """What two recipes differ in, each in a few words: the recording, the stages, or their settings one by one."""
+    recordings, stages = zip(*((text.partition("\n")[0], _stages_in(text)) for text in (there, wanted)), strict=True)
+    parts = [recording.split(", ") for recording in recordings]
+    if len(parts[0]) == len(parts[1]):
+        # Of an identity, only what differs: its times, its labels, its first and last samples.
+        parts = [[part for part, other in zip(*pair, strict=True) if part != other] for pair in (parts, parts[::-1])]
+    found = (
+        [f"the recording is {', '.join(parts[1])}; there it is {', '.join(parts[0])}"] if parts[0] != parts[1] else []
+    )
+    names = [[name for name, _ in each] for each in stages]
+    if names[0] != names[1]:
+        return [*found, f"the stages are {', '.join(names[1])}; there they are {', '.join(names[0])}"]
+    for (name, before), (_, now) in zip(*stages, strict=True):
+        for field in {**before, **now}:
+            if before.get(field) != now.get(field):
+                found.append(f"{field} of {name} is {now.get(field)}, there it is {before.get(field)}")
+    rest = [each for each in wanted.splitlines() + there.splitlines() if each.startswith("results as")]
+    if not found:
+        found = [f"one keeps {each}" for each in rest] or ["the text of the recipe is another"]
+    return found
+
+
+_STAGE = re.compile(r"[\w.<>]*\.(\w+)\(")
+
+
+def _stages_in(recipe: str) -> list[tuple[str, dict[str, str]]]:
+    """The names of all stages in a recipe, nested ones included, and their settings as text."""
+    found = []
+    for match in _STAGE.finditer(recipe):
+        parts = _split(recipe[match.end() :])
+        # A value may be a call as well, which has no names of settings.
+        if all("=" in part for part in parts):
+            found.append(
+                (match[1], {name.strip(): value for name, _, value in (part.partition("=") for part in parts)})
+            )
+    return found
+
+
+def _split(text: str) -> list[str]:
+    """The parts between commas up to the parenthesis that closes the text, brackets and quotes left whole."""
+    parts, depth, quote = [""], 0, ""
+    for character in text:
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+        elif character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
+            if depth < 0:
+                break
+        elif character == "," and not depth:
+            parts.append("")
+            continue
+        parts[-1] += character
+    return [part for part in parts if part.strip()]
 
 
 def parts_of(step: object) -> Mapping[str, typing.Any]:

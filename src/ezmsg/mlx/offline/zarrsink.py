@@ -26,7 +26,7 @@ from ezmsg.baseproc import resolve_stream_dim
 from ezmsg.util.messages.axisarray import AxisArray, AxisBase
 
 from ..stream.unit import check_number, check_path
-from .checkpoint import pack, unpack
+from .checkpoint import differences, pack, unpack
 from .contracts import Opened, ResultSink
 from .reading import import_extra
 from .zarrlayout import (
@@ -458,7 +458,7 @@ class ZarrSink(JoinsPieces):
         if recipe != self._recipe:
             raise FileExistsError(
                 f"{self.path} has results of another recording, or with other settings; remove it or choose another "
-                f"name. Its recipe: {recipe!r}. This one: {self._recipe!r}."
+                f"name. Here {'; '.join(differences(str(recipe), self._recipe))}."
             )
         return True
 
