@@ -48,6 +48,49 @@ def write_spikeglx(
     return path
 
 
+NP1_TABLE = "(0,384)" + "".join(f"({number} 0 0 500 250 1)" for number in range(384))
+"""Of a probe of the first generation: each channel has its gains."""
+
+
+def write_spikeglx_as(
+    folder: Path,
+    run: str = "run_g0_t0",
+    labels: tuple[str, ...] = ("AP0", "AP1", "AP2", "SY0"),
+    data: np.ndarray | None = None,
+    suffixes: tuple[str, str] = (".bin", ".meta"),
+    stream: str = "imec0.ap",
+    **meta: object,
+) -> Path:
+    """A file of a probe whose channels have *labels*, with entries in *meta* that replace or add to those there are.
+
+    Entries whose value is None are left out. One count is 1.2 V / 1024 / 500, 2.34375 µV, unless they say otherwise.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{run}.{stream}{suffixes[0]}"
+    samples = np.resize(DATA, (500, len(labels))) if data is None else data
+    samples.astype("<i2").tofile(path)
+    count = {letters: sum(label[:2] == letters for label in labels) for letters in ("AP", "LF", "SY")}
+    entries = {
+        "fileName": f"D:/data/{run}.{stream}.bin",
+        "fileSizeBytes": samples.size * 2,
+        "firstSample": 4000,
+        "imAiRangeMax": 0.6,
+        "imDatPrb_type": 0,
+        "imSampRate": RATE,
+        "nSavedChans": len(labels),
+        "snsApLfSy": ",".join(str(number) for number in count.values()),
+        "snsSaveChanSubset": "all",
+        "typeThis": "imec",
+        "imroTbl": NP1_TABLE,
+        "snsChanMap": "(384,0,1)" + "".join(f"({label};{number}:{number})" for number, label in enumerate(labels)),
+    } | meta
+    text = "".join(
+        f"{'~' * (name[-3:] in ('Tbl', 'Map'))}{name}={value}\n" for name, value in entries.items() if value is not None
+    )
+    path.with_suffix(suffixes[1]).write_bytes(text.encode("latin-1"))
+    return path
+
+
 def write_spikeglx_nidq(folder: Path) -> Path:
     """A file of an NI-DAQ: two analog channels of ±5 V, and a digital word."""
     path = folder / "run_g0_t0.nidq.bin"
@@ -95,6 +138,33 @@ def write_open_ephys_binary(folder: Path, numbers: np.ndarray | None = None, nod
     return folder
 
 
+def write_open_ephys_as(
+    folder: Path,
+    channels: list[tuple[str, float, str, str]],
+    *,
+    experiment: int = 1,
+    rate: float = RATE,
+    first: int = 6000,
+    stream: str = "Acquisition_Board-100.Rhythm_Data",
+) -> np.ndarray:
+    """A recording of an experiment whose channels have a name, ``bit_volts``, a unit and a description; its samples."""
+    recording = folder / "Record Node 101" / f"experiment{experiment}" / "recording1"
+    continuous = recording / "continuous" / stream
+    continuous.mkdir(parents=True)
+    data = np.resize(np.roll(DATA, experiment), (500, len(channels)))
+    data.tofile(continuous / "continuous.dat")
+    np.save(continuous / "sample_numbers.npy", np.arange(first, first + len(data)))
+    said = [
+        {"channel_name": name, "bit_volts": volts, "units": unit, "description": text}
+        for name, volts, unit, text in channels
+    ]
+    about = {"folder_name": f"{stream}/", "sample_rate": rate, "num_channels": len(channels), "channels": said}
+    (recording / "structure.oebin").write_text(
+        json.dumps({"GUI version": "0.6.7", "continuous": [about], "events": []})
+    )
+    return data
+
+
 def write_open_ephys(folder: Path, gap: int = 0) -> Path:
     """A folder of a file a channel, 0.195 µV a count, in records of 1024 samples from number 6000 on, with a gap."""
     folder.mkdir(exist_ok=True)
@@ -133,6 +203,27 @@ def write_blackrock(folder: Path, pauses: tuple[int, ...] = (), name: str = "rec
             ticks = 30000 + begin * 15 + 15000 * number
             file.write(struct.pack("<BII", 1, ticks, end - begin))
             file.write(DATA[begin:end].tobytes())
+    return path
+
+
+def write_blackrock_as(path: Path, data: np.ndarray, channels: list[tuple[bytes, bytes, int]]) -> Path:
+    """A file of specification 2.3 at 2000 Hz whose channels have a label, a unit and a value of their largest count."""
+    with open(path, "wb") as file:
+        n_bytes = 314 + 66 * len(channels)
+        file.write(struct.pack("<8sBBI16s256sII8HI", b"NEURALCD", 2, 3, n_bytes, b"2 kS/s", b"", 15, 30000,
+                               2026, 1, 4, 1, 12, 0, 0, 0, len(channels)))  # fmt: skip
+        for number, (label, unit, most) in enumerate(channels):
+            file.write(struct.pack("<2sH16sBBhhhh16sIIHIIH", b"CC", number + 1, label, 1, number, -32764, 32764, -most,
+                                   most, unit, 300, 1, 1, 7500000, 3, 1))  # fmt: skip
+        file.write(struct.pack("<BII", 1, 30000, len(data)) + data.astype("<i2").tobytes())
+    return path
+
+
+def write_blackrock_21(path: Path, data: np.ndarray) -> Path:
+    """A file of specification 2.1 at 1000 Hz, which says no gains."""
+    n_channels = data.shape[1]
+    header = struct.pack(f"<8s16sII{n_channels}I", b"NEURALSG", b"1 kS/s", 30, n_channels, *range(1, n_channels + 1))
+    path.write_bytes(header + data.astype("<i2").tobytes())
     return path
 
 
@@ -196,3 +287,24 @@ def write_intan_in_one_file(folder: Path) -> Path:
 def intan_samples() -> np.ndarray:
     """The samples of :func:`write_intan_in_one_file`, which come in whole blocks: counts from 0 on."""
     return (DATA[:896].astype(np.int32) + 32768).astype(np.uint16)
+
+
+def write_intan_rhs(folder: Path, names: tuple[str, ...], order: tuple[int, ...]) -> Path:
+    """A folder of an RHS recording with a file a channel, made in some *order*: each file holds one value.
+
+    That of channel number n is 100 + n of the amplifier, 500 + n of the DC amplifier, 1 + n of the stimulation.
+    """
+    header = struct.pack("<Ihh", 0xD69127AC, 3, 0)
+    header += struct.pack("<fhffffffffhffhhfff", RATE, 1, 1.0, 0.1, 1e3, 7.5e3, 1.0, 0.1, 1e3, 7.5e3, 0, 1e3, 1e3, 0, 0,
+                          1e-6, 1e-9, 0.0)  # fmt: skip
+    header += _text("") * 3 + struct.pack("<hh", 1, 0) + _text("n/a") + struct.pack("<h", 1)
+    header += _text("Port A") + _text("A") + struct.pack("<hhh", 1, len(names), len(names))
+    for number, name in enumerate(names):
+        header += _text(name) * 2 + struct.pack("<11hff", number, number, 0, 1, number, 0, 0, 0, 0, 0, 0, 1e5, 0.0)
+    folder.mkdir()
+    (folder / "info.rhs").write_bytes(header)
+    np.arange(600, dtype="<i4").tofile(folder / "time.dat")
+    for number in order:
+        for kind, value, dtype in (("amp", 100, "<i2"), ("dc", 500, "<u2"), ("stim", 1, "<u2")):
+            np.full(600, value + number, dtype).tofile(folder / f"{kind}-{names[number]}.dat")
+    return folder

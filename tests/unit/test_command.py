@@ -574,7 +574,7 @@ def test_info_tells_what_is_in_a_recording(recordings, tmp_path, capsys, monkeyp
     found = json.loads(line)
     (stream,) = found["streams"]
     assert (found["format"], stream["sampling_rate"], stream["labels"]) == ("nwb", 2000.0, ["e2", "e0", "e3"])
-    assert stream["segments"] == [{"n_samples": 1000, "start": 7.0, "duration": 0.5, "gaps": []}]
+    assert stream["segments"] == [{"n_samples": 1000, "start": 7.0, "duration": 0.5, "gaps": [], "differs": []}]
 
     assert command.main(["info", str(broken), str(recordings / "b.nwb")]) == 1
     out, err = capsys.readouterr()

@@ -99,7 +99,7 @@ class AsArrayTransformer(
     settings: AsArraySettings
 
     node_name: str | None = None
-    """What the log calls this node; the unit sets its address."""
+    """Name of this node in the log; the unit sets its address."""
 
     _told: frozenset[str] = frozenset()
     _asked_for_limit = False

@@ -26,7 +26,7 @@ if typing.TYPE_CHECKING:
     from .stream.unit import Stage
 
 Reference: typing.TypeAlias = typing.Literal["none", "mean", "median"]
-"""What is subtracted from all channels at each sample: nothing, their mean or their median."""
+"""Reference that is subtracted from all channels at each sample: none, their mean or their median."""
 
 
 def band_pass(

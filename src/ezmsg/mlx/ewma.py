@@ -71,7 +71,7 @@ def values_of(pairs: mx.array, axis: int) -> list[npt.NDArray[np.float64]]:
 
 
 class AveragingState(Protocol):
-    """What all states of moving averages have."""
+    """Fields that all states of moving averages have."""
 
     axis_idx: int
     stream_dim: str
@@ -86,7 +86,7 @@ class AveragesStream(BaseStatefulTransformer[SettingsT, AxisArray, AxisArray, St
     """To be named among the bases of a transformer before its counterpart in ezmsg-sigproc."""
 
     _OPERATION: ClassVar[str]
-    """What the errors call it."""
+    """Name of the operation in errors."""
 
     def __call__(self, message: AxisArray) -> AxisArray:
         """The result of *message*; with ``passthrough`` it comes back as it is."""

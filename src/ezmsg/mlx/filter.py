@@ -59,7 +59,7 @@ class FilterState(sigproc.FilterState):
     """:data:`KERNEL`, :data:`HOST`, or the package of another array type that ezmsg-sigproc filters."""
 
     form: Form = "ba"
-    """What ``zi`` is the state of."""
+    """The coefficients that ``zi`` is the state of."""
 
     sections: npt.NDArray[np.float64] | None = None
     """The coefficients that a kernel computes with; None in another place."""
@@ -379,7 +379,7 @@ _FORWARDED = tuple(
 
 
 class _Designer(Protocol):
-    """What ezmsg-sigproc's transformer adds, whose function takes ``coef_type``, too."""
+    """Properties that ezmsg-sigproc's transformer adds, whose function takes ``coef_type``, too."""
 
     def get_design_function(
         self,
@@ -397,7 +397,7 @@ class FilterByDesignState(sigproc.FilterByDesignState):
 class FilterByDesign(
     TransformerTakesSettings, BaseStatefulTransformer[SettingsT, AxisArray, AxisArray, FilterByDesignState]
 ):
-    """What makes a transformer of ezmsg-sigproc that designs its filter take :obj:`FilterTransformer` for it.
+    """Make a transformer of ezmsg-sigproc that designs its filter use :obj:`FilterTransformer` for it.
 
     To be named before that transformer among the bases. For MLX data a digital filter is designed as second-order
     sections, whatever ``coef_type`` says: it is the same filter, which *b* and *a* describe less well. Other data gets

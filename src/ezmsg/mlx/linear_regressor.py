@@ -59,10 +59,10 @@ class LinearRegressorSettings(ez.Settings):
     """
 
     weights: npt.NDArray
-    """What each feature counts for each output, ``(n_features, n_outputs)``."""
+    """Weights of each feature for each output, ``(n_features, n_outputs)``."""
 
     intercept: npt.NDArray | None = None
-    """What is added to each output, ``(n_outputs,)``; None for zeros."""
+    """Constants that are added to each output, ``(n_outputs,)``; None for zeros."""
 
     labels: tuple[str, ...] | None = None
     """Names of the outputs. None: with as many outputs as features the names of these stay, as after a re-reference;
@@ -137,7 +137,7 @@ def _weights_of(model: Any, fitted: object) -> tuple[npt.NDArray, npt.NDArray]:
 
 @processor_state
 class LinearRegressorState:
-    """What is worked out for a stream."""
+    """State of :obj:`LinearRegressorTransformer`, computed once for a stream."""
 
     axis: str = ""
     """Name of the dimension of the features."""

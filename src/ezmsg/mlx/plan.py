@@ -88,7 +88,7 @@ def _keepers_of_state(steps: Iterable[object], seen: set[int], named: bool = Fal
 
 
 def _referred(function: Callable) -> list[object]:
-    """What a function refers to by name, except for the functions of other modules."""
+    """Objects that a function refers to by name, except for the functions of other modules."""
     variables = inspect.getclosurevars(function)
     values = (*variables.nonlocals.values(), *variables.globals.values())
     return [
@@ -188,13 +188,13 @@ class CacheRecommendation:
     """The limit, a whole number, for ``AsArraySettings.mlx_cache_limit_mb``."""
 
     working_set_mb: float
-    """What the steady message leaves in the cache, and finds there again."""
+    """Bytes that the steady message leaves in the cache, and finds there again."""
 
     steady_length: int
     """The most common length of a message, in samples."""
 
     added_mb: dict[int, float]
-    """What each of the rarer lengths (in samples) adds to the cache, if no limit trims it."""
+    """Bytes that each of the rarer lengths (in samples) adds to the cache, if no limit trims it."""
 
     reason: str
     """Why the limit is what it is, in a sentence or two."""

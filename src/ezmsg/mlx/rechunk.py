@@ -44,7 +44,7 @@ class RechunkSettings(ez.Settings):
     at ``(300,)`` and 8 at ``(300, 1200, 4800)``, at the price of one working set for each size."""
 
     remainder: typing.Literal["carry", "emit"] = "carry"
-    """What happens to the samples that are left when the largest sizes that fit are cut off, fewer than ``min(sizes)``.
+    """Treatment of the samples that are left, fewer than ``min(sizes)``, when the largest sizes that fit are cut off.
 
     ``"carry"`` keeps them and puts them in front of the next message: only ``sizes`` come out, and a sample waits for
     at most ``min(sizes) - 1`` others. ``"emit"`` sends them at once in descending powers of two: no delay, and

@@ -60,7 +60,7 @@ class RefitKalmanFilterSettings(ez.Settings):
     """Covariance of what the state does otherwise, ``(n_states, n_states)``."""
 
     H_observation_matrix: npt.NDArray
-    """What the features are for a state, ``(n_features, n_states)``."""
+    """Features for each state, ``(n_features, n_states)``."""
 
     Q_measurement_noise_covariance: npt.NDArray
     """Covariance of the rest of the features, ``(n_features, n_features)``."""
@@ -183,7 +183,7 @@ class Gains:
 
     @property
     def transition(self) -> Matrix:
-        """What becomes of the state from one sample to the next, without the features: ``(I - K @ H) @ A``."""
+        """Transition of the state from one sample to the next, without the features: ``(I - K @ H) @ A``."""
         return self._a - self.gain @ self._h @ self._a
 
     @property
@@ -219,7 +219,7 @@ class Gains:
 
 @processor_state
 class RefitKalmanFilterState:
-    """What the filter keeps between messages."""
+    """State of :obj:`RefitKalmanFilterTransformer`."""
 
     x: npt.NDArray | mx.array | None = None
     """The state, ``(n_states,)``: float64 on the host, float32 on a GPU; None before the first sample."""

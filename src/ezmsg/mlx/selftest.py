@@ -129,7 +129,7 @@ LIMIT = 60.0
 
 @dataclasses.dataclass
 class Outcome:
-    """What came out of the chain."""
+    """Counts and sums over the results of the chain."""
 
     n_messages: int = 0
     n_samples: int = 0

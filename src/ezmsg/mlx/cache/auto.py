@@ -52,7 +52,7 @@ GPU_MARGIN = 3.0
 GPU_START_MB = 512.0
 
 LIFTED_MB = 512.0
-"""What the limit is lifted to on the CPU, or to twice itself where that is more: what a node asks for by default."""
+"""Limit on the CPU while it is lifted, or twice the limit where that is more: the default of a node."""
 
 # In bytes. On the CPU the limit is lifted for a message of another length that is larger, as float32: glibc's malloc
 # keeps what is freed, but for allocations above this size.
@@ -81,7 +81,7 @@ class AutoLimit:
     def __init__(self, guard: CacheGuard) -> None:
         self.node_name = "auto"
         self.limit_mb = 0.0
-        """What is asked for, in MiB; from the first message of the first node on."""
+        """Request in MiB, from the first message of the first node on."""
 
         self.working_set_mb: float | None = None
         """As measured last, in MiB. None before the first measurement."""

@@ -1,4 +1,4 @@
-"""What a kernel has to offer, so that units, tests and other kernels need not know which one they use.
+"""The contract of kernels, so that units, tests and other kernels need not know which one they use.
 
 A kernel is a module ``ezmsg.mlx.kernels.<path>.<recurrence>``. Data is float32, with the scanned axis anywhere. A state
 is float32, too, with *pairs* along an axis in the place of the scanned one: a value rounded to float32, and what that

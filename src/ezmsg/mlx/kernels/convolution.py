@@ -26,7 +26,7 @@ VALUES_AT_A_TIME = 1 << 23
 """Values that the blocks of one step have in all filters: 32 MiB of float32."""
 
 DIRECT_COST, FFT_COST = 0.19, 12.0
-"""What a tap of a sample, and a value of a block, cost on the CPU, in the same unit."""
+"""Costs of a tap of a sample and of a value of a block on the CPU, in the same unit."""
 
 
 class FilterBank:

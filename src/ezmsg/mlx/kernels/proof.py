@@ -89,7 +89,7 @@ def _trouble(recurrence: Recurrence, kernel: Kernel, path: Path) -> str | None:
 
 
 def trouble_of(recurrence: Recurrence, kernel: Kernel, path: Path) -> str | None:
-    """What is wrong with *kernel*, as the end of a sentence; None if nothing is.
+    """Say what is wrong with *kernel*, as the end of a sentence; None if nothing is.
 
     On Metal in a thread of its own, which is left behind where a kernel does not end. On CUDA in the thread of the
     caller, whose streams MLX then uses from the start. A limit would not help there: nothing takes a kernel that does

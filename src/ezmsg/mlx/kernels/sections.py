@@ -38,5 +38,5 @@ class DifferenceForm:
 
     @property
     def transition(self) -> npt.NDArray[np.float64]:
-        """What a sample of 0 makes of the state."""
+        """The state after a sample of 0."""
         return np.eye(2) + self.change

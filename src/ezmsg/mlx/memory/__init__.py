@@ -1,4 +1,4 @@
-"""What memory a process uses: MLX's own counters beside what the operating system says.
+"""The memory that a process uses: MLX's own counters beside those of the operating system.
 
 MLX's buffer cache shows in none of the usual places: on a Mac the resident set misses Metal's buffers, on CUDA it
 misses the device. :func:`memory_snapshot` reads everything at once, without waiting for the device, and

@@ -71,7 +71,7 @@ class LengthUse:
 
 @dataclasses.dataclass(frozen=True)
 class NodeShapes:
-    """What one converting node has met."""
+    """Message lengths of one converting node."""
 
     node: str
     n_messages: int

@@ -185,8 +185,8 @@ class MemorySnapshot:
     """In RAM, shared memory and mapped files included: RSS."""
 
     footprint: float
-    """What the process costs the machine. On macOS ``phys_footprint``, which Activity Monitor shows and which has
-    Metal's buffers; it trails a release by up to 2 s. On Linux anonymous memory, in RAM or swapped out, without
+    """Memory that the process costs the machine. On macOS ``phys_footprint``, which Activity Monitor shows and which
+    has Metal's buffers; it trails a release by up to 2 s. On Linux anonymous memory, in RAM or swapped out, without
     shared memory and files."""
 
     device_memory: float

@@ -1,4 +1,4 @@
-"""What a process uses, as tables for the terminal (rich) and as a picture (matplotlib). Not imported by the package."""
+"""The memory of a process as tables for the terminal (rich) and as a picture (matplotlib)."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from ezmsg.baseproc import resolve_stream_dim
 from ezmsg.util.messages.axisarray import AxisArray
 
@@ -53,6 +54,9 @@ class SegmentInfo(typing.NamedTuple):
     gaps: tuple[int, ...]
     """Samples in front of which time jumps, counted from the first one of the segment."""
 
+    differs: tuple[str, ...] = ()
+    """What its own header says otherwise than that of the first segment: labels, rates, gains, offsets, units."""
+
 
 class StreamInfo(typing.NamedTuple):
     """Channels that were sampled together."""
@@ -71,6 +75,15 @@ class StreamInfo(typing.NamedTuple):
     segments: tuple[SegmentInfo, ...]
     problem: str | None = None
     """Why it cannot be processed. What is not known then is 0 or empty."""
+
+    kind: str = ""
+    """Of its channels: electrode, analog, auxiliary, digital, sync or other; empty if it is not known."""
+
+    gains: tuple[float, ...] = ()
+    """What one count is, in :attr:`unit`: one number for all channels, or one for each."""
+
+    offset: float = 0.0
+    """What is added then, in :attr:`unit`."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +108,9 @@ class RecordingFormat:
 
     in_folder: bool = False
     """Whether a folder may be a recording when :func:`ezmsg.mlx.find_recordings` comes upon it."""
+
+    chooses_channels: bool = False
+    """Whether :attr:`open` takes the keyword ``channels``. If not, channels are chosen by label and index alone."""
 
     in_search: bool = True
     """Whether :func:`ezmsg.mlx.find_recordings` looks for it where no format is named."""
@@ -190,10 +206,12 @@ def describe_source(name: str, sources: Sequence[RecordingSource]) -> StreamInfo
     return StreamInfo(
         name=name,
         sampling_rate=float(sources[0].sampling_rate),
-        labels=_labels(messages[0]),
+        labels=labels_of(messages[0]),
         dtype=str(messages[0].data.dtype),
         unit=str(attrs.get("nwb_scaling_unit", attrs.get("unit", ""))),
         segments=tuple(segments),
+        gains=tuple(np.atleast_1d(np.asarray(attrs.get("nwb_scaling_gain", ()), np.float64)).tolist()),
+        offset=float(attrs.get("nwb_scaling_offset", 0.0)),
     )
 
 
@@ -202,6 +220,10 @@ def unreadable(name: str, problem: Exception) -> StreamInfo:
     return StreamInfo(name, 0.0, (), "", "", (), str(problem))
 
 
-def _labels(message: AxisArray) -> tuple[str, ...]:
+def labels_of(message: AxisArray) -> tuple[str, ...]:
+    """The names of the channels of a message; empty if it has none."""
     data = getattr(message.axes.get("ch"), "data", None)
-    return () if data is None else tuple(str(label) for label in data)
+    if data is None:
+        return ()
+    records = np.asarray(data)
+    return tuple(str(label) for label in (records["label"] if "label" in (records.dtype.names or ()) else records))

@@ -25,6 +25,7 @@ from ..stream.unit import check_path
 from .contracts import RecordingFormat, RecordingSource, StreamInfo, describe_source
 from .neosource import NEO_FORMATS, guessed_format, named_format
 from .nwbsource import NWB_FORMAT
+from .signals import ChannelChoice, ChosenChannels
 
 ENTRY_POINTS = "ezmsg.mlx.formats"
 """The group of entry points that other packages add formats with."""
@@ -86,6 +87,7 @@ def open_recording(
     *,
     stream: str | None = None,
     segment: int | typing.Literal["all"] | None = None,
+    channels: ChannelChoice | None = None,
     **options: typing.Any,
 ) -> RecordingSource:
     """A source for the recording at *path*, for :func:`ezmsg.mlx.process_recording`.
@@ -96,6 +98,8 @@ def open_recording(
             by the names in the folder.
         stream: Name of the stream, in NWB of the series. None: the only one.
         segment: Number of the segment, from 0; ``"all"`` for all of them. None: the only one.
+        channels: Labels, indices and, where the format knows them, kinds of channels, to read no others:
+            ``["A-001", "A-002"]``, or as text with commas ``"0:32,analog"``. None: all of the stream.
         options: Further arguments of the source: ``chunk_mb``, for raw binary ``sampling_rate`` and ``n_channels``.
 
     Raises:
@@ -107,7 +111,11 @@ def open_recording(
     """
     found, located = _recognised(path, format)
     options |= {name: value for name, value in (("stream", stream), ("segment", segment)) if value is not None}
-    return found.open(located, **options)
+    if channels is None:
+        return found.open(located, **options)
+    if found.chooses_channels:
+        return found.open(located, channels=channels, **options)
+    return ChosenChannels(found.open(located, **options), channels)
 
 
 def describe_recording(path: str | os.PathLike, format: str | None = None, **options: typing.Any) -> RecordingInfo:
@@ -156,15 +164,28 @@ def find_recordings(folder: str | os.PathLike, format: str | None = None) -> lis
 
 
 def _search(path: Path, formats: list[RecordingFormat]) -> Iterator[Path]:
-    if path.is_file() or any(each.in_folder for each in formats):
-        for each in formats:
-            if (path.is_file() or each.in_folder) and (located := each.locate(path)) is not None:
-                yield located
-                return
-    if path.is_dir():
-        for entry in path.iterdir():
-            if not entry.name.startswith(".") and entry.suffix not in _SKIPPED:
-                yield from _search(entry, formats)
+    """Each recording once: folders before links to folders, and no folder twice, however links lead to it."""
+    seen: set[tuple[int, int]] = set()
+    todo, linked = [path], list[Path]()
+    while todo or linked:
+        place = todo.pop() if todo else linked.pop()
+        located = next((found for each in formats if (found := _located(each, place)) is not None), None)
+        if located is not None:
+            yield located
+        elif place.is_dir() and (about := place.stat()) and (about.st_dev, about.st_ino) not in seen:
+            seen.add((about.st_dev, about.st_ino))
+            try:
+                entries = list(place.iterdir())
+            except PermissionError as error:
+                ez.logger.warning(f"{place} is left out: {error.strerror}.")
+                continue
+            entries = [entry for entry in entries if not entry.name.startswith(".") and entry.suffix not in _SKIPPED]
+            for entry in entries:
+                (linked if entry.is_symlink() and entry.is_dir() else todo).append(entry)
+
+
+def _located(format: RecordingFormat, path: Path) -> Path | None:
+    return format.locate(path) if format.in_folder or path.is_file() else None
 
 
 def _recognised(path: str | os.PathLike, format: str | None) -> tuple[RecordingFormat, Path]:

@@ -1,13 +1,14 @@
-"""Recordings in the formats that neo reads (SpikeGLX, Open Ephys, Blackrock, Intan), and raw binary files."""
+"""Recordings of acquisition systems: SpikeGLX, Open Ephys, Blackrock, Intan, what else neo reads, and raw binary."""
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import itertools
 import math
 import os
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,23 +17,23 @@ from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
 from ..stream.unit import check_count, check_number, check_path, is_real
-from .contracts import RecordingFormat, SegmentInfo, StreamInfo, unreadable
-from .neofiles import (
-    Block,
+from . import neofiles, openephys, spikeglx
+from .contracts import RecordingFormat, StreamInfo
+from .neofiles import reader_names
+from .reading import Runs, fault, faults_of, import_extra, one_run
+from .signals import (
+    ELECTRODE,
+    ChannelChoice,
     Channels,
-    Stream,
-    channels_of,
+    Chosen,
+    FlatSegment,
+    Sampled,
+    Segment,
     choose,
-    found_in,
-    open_reader,
-    reader_names,
-    runs_of,
+    describe,
     scaling_of,
+    whole_samples,
 )
-from .reading import Runs, fault, faults_of, import_extra
-
-if typing.TYPE_CHECKING:
-    from neo.rawio.baserawio import BaseRawIO
 
 _COMPARED = 32
 """Samples at the beginning and at the end of a segment that tell it from others."""
@@ -41,7 +42,7 @@ _COMPARED = 32
 class _Part(typing.NamedTuple):
     """A segment that is read."""
 
-    piece: Block
+    place: str
     n_samples: int
     before: int
     """Samples of the segments before it."""
@@ -50,12 +51,19 @@ class _Part(typing.NamedTuple):
 
 
 class NeoSource:
-    """A stream of a recording that neo reads as a source for :func:`ezmsg.mlx.process_recording`.
+    """A stream of a recording of an acquisition system as a source for :func:`ezmsg.mlx.process_recording`.
+
+    SpikeGLX and Open Ephys (binary) are read from their own headers, everything else by neo. A recording that is given
+    by its file is read without its neighbours, and each segment has the labels, gains and rate of its own header.
 
     Messages hold samples as they are stored, usually counts, of shape (time, ch), read from the files chunk by chunk.
     Channels have the names of the file. The attrs say how to get from counts to volts, as those of
     :class:`ezmsg.mlx.NWBSource` do: ``ezmsg.nwb.NWBScalingTransformer`` in the chain does it. Voltages in other units
     are said in volts.
+
+    Channels of another kind are another stream: analog inputs beside electrodes, digital words beside voltages. Only
+    where *channels* asks for several kinds they come together, and the axis ``ch`` holds records of ``label`` and
+    ``kind``, for example for a common reference with ``channel_groups="kind"``.
 
     Times are those of the format, in seconds: of the first sample of a run of SpikeGLX (``firstSample``), of the sample
     numbers of Open Ephys and Intan, of Blackrock's clock; raw binary files begin at 0. A message ends in front of each
@@ -66,25 +74,28 @@ class NeoSource:
     Blackrock and raw binary files. Of other formats, neo's word is taken.
 
     Args:
-        path: The file or folder. One file of a SpikeGLX folder stands for its own stream and segment, but neo reads the
-            headers of all others beside it. Of Intan's headerless formats: the folder, or ``info.rhd``.
+        path: The file or folder. One file of a SpikeGLX folder stands for its own stream and segment. Of Intan's
+            headerless formats: the folder, or ``info.rhd``.
         stream: Name of the stream, or its id. None: the only one, not counting what was recorded beside the
             electrodes (synchronization lines, auxiliary inputs, digital lines).
-        segment: Number of the segment, from 0 and through all blocks. ``"all"``: all of them, one after the other.
-            None: the only one.
+        segment: Number of the segment, from 0 and through all blocks. ``"all"``: all of them, one after the other, if
+            their headers agree. None: the only one.
         format: Name of the format: that of neo's class without ``RawIO``, in lower case, for example ``"spikeglx"``.
+        channels: Labels, kinds and indices in the stream, in a sequence or as text with commas
+            (``"A-001,0:32,analog"``). A label or a kind that is not in the stream may be that of another one that was
+            sampled with it. None: all of the stream.
         chunk_mb: Size of a message in MiB, at most.
-        options: Further arguments of neo's class, for example ``experiment_names`` of Open Ephys.
+        options: Further arguments of neo's class, and ``experiment_names`` of Open Ephys.
 
     Raises:
         ImportError: The extra ``offline`` is not installed.
         FileNotFoundError: There is nothing at *path*.
         OSError: A file cannot be opened or read.
-        ValueError: neo has no such format, or cannot read the files; they are truncated or disagree with their headers;
-            there is no such stream or segment, or there are several and it is not said which; it has no samples, a
-            rate, a gain or a time that is not finite, or channels of different kinds; *chunk_mb* is not finite and
-            above 0. While it is read, too.
-        TypeError: An argument is not of its type, or neo's class takes no such option.
+        ValueError: There is no such format, or the files cannot be read; they are truncated or disagree with their
+            headers; there is no such stream, segment or channel, or there are several and it is not said which; it has
+            no samples, a rate, a gain or a time that is not finite, or channels of different units; *chunk_mb* is not
+            finite and above 0. While it is read, too.
+        TypeError: An argument is not of its type, or the format takes no such option.
     """
 
     n_samples: int
@@ -98,6 +109,7 @@ class NeoSource:
         *,
         format: str,
         segment: int | typing.Literal["all"] | None = None,
+        channels: ChannelChoice | None = None,
         chunk_mb: float = 4.0,
         **options: object,
     ) -> None:
@@ -108,34 +120,34 @@ class NeoSource:
             raise TypeError(f"'segment' must be a number, 'all' or None, got {segment!r}")
         check_number("chunk_mb", chunk_mb)
         self.path, self._format, self._options = Path(path), format, options
-        reader = self._reader()
-        with faults_of(self.path):
-            self._stream, pieces = choose(reader, format, self.path, stream, segment)
-        with faults_of(self.path, self._stream.name):
-            channels = self._channels(reader, self._stream)
-            self._parts = self._parts_of(reader, pieces)
+        self._asked = stream, segment, channels
+        chosen = self._chosen()
+        self._stream = chosen.name
+        with faults_of(self.path, self._stream):
+            self._parts = _parts_of(chosen, self.path)
             self.n_samples = sum(part.n_samples for part in self._parts)
-            self.sampling_rate = channels.rate
-            scaling, digest = scaling_of(channels, self.path, self._stream.name)
-            ends, dtype = self._ends(reader, len(channels.labels))
-        self._chunk = max(int(chunk_mb * 2**20 / (len(channels.labels) * dtype.itemsize)), 1)
+            self.sampling_rate = chosen.channels.rate
+            scaling, digest = scaling_of(chosen.channels, self.path, self._stream)
+            ends, dtype = _ends(chosen, self.path)
+        n_channels = len(chosen.channels.labels)
+        self._chunk = max(int(chunk_mb * 2**20 / (n_channels * dtype.itemsize)), 1)
         self._template = AxisArray(
-            data=np.zeros((0, len(channels.labels)), dtype),
+            data=np.zeros((0, n_channels), dtype),
             dims=["time", "ch"],
             axes={
                 "time": AxisArray.TimeAxis(fs=self.sampling_rate),
-                "ch": AxisArray.CoordinateAxis(data=channels.labels, dims=["ch"]),
+                "ch": AxisArray.CoordinateAxis(data=_labels(chosen.channels), dims=["ch"]),
             },
             attrs=scaling,
-            key=self._stream.name,
+            key=self._stream,
             stream_dim="time",
         )
-        numbers = [f"{part.piece.block}.{part.piece.segment}" for part in self._parts]
+        places = " ".join(part.place for part in self._parts)
         times = hashlib.sha256(b"".join(array.tobytes() for part in self._parts for array in part.runs)).hexdigest()
         # Everything that results depend on but the samples, and enough of those to tell recordings apart.
         self.identity = (
-            f"{self.path.name} {format} {self._stream.name}, segments {' '.join(numbers)}, {self.n_samples} samples of "
-            f"({len(channels.labels)},) {dtype} at {self.sampling_rate!r} Hz, times {times[:16]}, labels and scaling "
+            f"{self.path.name} {format} {self._stream}, segments {places}, {self.n_samples} samples of "
+            f"({n_channels},) {dtype} at {self.sampling_rate!r} Hz, times {times[:16]}, labels and scaling "
             f"{digest}, ends {ends}, options {sorted(options.items())!r}, read {self._chunk} samples at a time"
         )
 
@@ -147,77 +159,104 @@ class NeoSource:
 
     def read(self, start: int = 0) -> Iterator[AxisArray]:
         """The samples from number *start* on, see :obj:`ezmsg.mlx.RecordingSource`."""
-        reader = self._reader()
-        for part in self._parts:
-            with faults_of(self.path, self._stream.name):
-                n = reader.get_signal_size(part.piece.block, part.piece.segment, self._stream.number)
-            if n != part.n_samples:
-                raise fault(self.path, self._stream.name, f"has {n} samples now, not {part.n_samples}.")
+        chosen = self._chosen()
+        for part, segment, columns in zip(self._parts, chosen.segments, chosen.columns, strict=False):
+            if segment.n_samples != part.n_samples:
+                raise fault(self.path, self._stream, f"has {segment.n_samples} samples now, not {part.n_samples}.")
             skipped = max(start - part.before, 0)
             for chunk in range(skipped - skipped % self._chunk, part.n_samples, self._chunk):
                 begin, end = max(chunk, skipped), min(chunk + self._chunk, part.n_samples)
-                samples = self._samples(reader, part.piece, begin, end)
+                samples = self._samples(segment, begin, end, columns)
                 for first, last, time in _runs_between(part.runs, begin, end, self.sampling_rate):
                     axes = {**self._template.axes, "time": replace(self._template.axes["time"], offset=time)}
                     yield replace(self._template, data=samples[first - begin : last - begin], axes=axes)
 
-    def _reader(self) -> BaseRawIO:
+    def _chosen(self) -> Chosen:
         if not self.path.exists():
             raise FileNotFoundError(2, os.strerror(2), str(self.path))
-        import_extra("neo.rawio")
-        return open_reader(self.path, self._format, self._options)
+        return choose(self._sampled(), self.path, *self._asked)
 
-    def _channels(self, reader: BaseRawIO, stream: Stream) -> Channels:
-        return channels_of(reader, stream)
+    def _sampled(self) -> list[Sampled]:
+        return sampled_in(self.path, self._format, self._options)
 
-    def _parts_of(self, reader: BaseRawIO, pieces: Sequence[Block]) -> list[_Part]:
-        parts: list[_Part] = []
-        before = 0
-        for piece in pieces:
-            n = int(reader.get_signal_size(piece.block, piece.segment, self._stream.number))
-            if n < 1:
-                raise fault(self.path, self._stream.name, f"has no samples in segment {piece.segment}.")
-            parts.append(_Part(piece, n, before, runs_of(reader, self._format, self.path, self._stream, piece)))
-            before += n
-        return parts
-
-    def _samples(self, reader: BaseRawIO, piece: Block, begin: int, end: int) -> npt.NDArray:
-        with faults_of(self.path, self._stream.name):
-            found = reader.get_analogsignal_chunk(piece.block, piece.segment, begin, end, self._stream.number)
-            # A copy, since this may be a view of a file that is mapped into memory.
-            samples = np.array(found)
+    def _samples(self, segment: Segment, begin: int, end: int, columns: list[int]) -> npt.NDArray:
+        with faults_of(self.path, self._stream):
+            samples = segment.samples(begin, end, columns)
         if samples.shape != (end - begin, self._template.data.shape[1]) or samples.dtype != self._template.data.dtype:
             raise fault(
                 self.path,
-                self._stream.name,
+                self._stream,
                 f"gives samples {begin} to {end} with shape {samples.shape} and dtype {samples.dtype}; allowed is what "
                 f"its header says, {self._template.data.shape[1]} channels in {self._template.data.dtype}.",
             )
         return samples
 
-    def _ends(self, reader: BaseRawIO, n_channels: int) -> tuple[str, np.dtype]:
-        """A digest of the first and the last samples of each segment, and the dtype of all.
 
-        The last ones are there only if the file is as long as it has to be.
-        """
-        digest, dtypes = hashlib.sha256(), set()
-        for part in self._parts:
-            n = part.n_samples
-            for begin, end in ((0, min(_COMPARED, n)), (max(n - _COMPARED, 0), n)):
-                found = np.array(reader.get_analogsignal_chunk(*part.piece, begin, end, self._stream.number))
-                if found.shape != (end - begin, n_channels):
-                    raise fault(
-                        self.path,
-                        self._stream.name,
-                        f"has {n_channels} channels in its header, and samples of shape {found.shape}; allowed is "
-                        f"({end - begin}, {n_channels}).",
-                    )
-                digest.update(found.tobytes())
-                dtypes.add(found.dtype)
-        if len(dtypes) > 1 or next(iter(dtypes)).kind not in "iuf":
-            names = ", ".join(sorted(map(str, dtypes)))
-            raise fault(self.path, self._stream.name, f"has samples of dtype {names}; allowed are integers and floats.")
-        return digest.hexdigest()[:16], dtypes.pop()
+_OWN: Mapping[str, Callable[..., list[Sampled]]] = {
+    "openephysbinary": openephys.sampled_in,
+    "spikeglx": spikeglx.sampled_in,
+}
+"""Formats that are read without neo."""
+
+
+def sampled_in(path: Path, format: str, options: Mapping[str, typing.Any]) -> list[Sampled]:
+    """All streams of a recording, see :class:`NeoSource`."""
+    own = _OWN.get(format)
+    if own is None:
+        import_extra("neo.rawio")
+        return neofiles.sampled_in(path, format, options)
+    try:
+        inspect.signature(own).bind(path, **options)
+    except TypeError as error:
+        raise TypeError(f"{path} cannot be read as {format} with {dict(options)!r} ({error}).") from error
+    with faults_of(path):
+        return own(path, **options)
+
+
+def _labels(channels: Channels) -> npt.NDArray:
+    """The labels; with the kinds, as records, if there are several."""
+    if len(set(channels.kinds)) < 2:
+        return np.array(channels.labels, np.str_)
+    widths = [max(map(len, values)) for values in (channels.labels, channels.kinds)]
+    pairs = list(zip(channels.labels, channels.kinds, strict=True))
+    return np.array(pairs, [("label", f"U{widths[0]}"), ("kind", f"U{widths[1]}")])
+
+
+def _parts_of(chosen: Chosen, path: Path) -> list[_Part]:
+    parts: list[_Part] = []
+    before = 0
+    for segment in chosen.segments:
+        runs = segment.runs()
+        if segment.n_samples < 1:
+            raise fault(path, chosen.name, f"has no samples in segment {segment.place}.")
+        parts.append(_Part(segment.place, segment.n_samples, before, runs))
+        before += segment.n_samples
+    return parts
+
+
+def _ends(chosen: Chosen, path: Path) -> tuple[str, np.dtype]:
+    """A digest of the first and the last samples of each segment, and the dtype of all.
+
+    The last ones are there only if the file is as long as it has to be.
+    """
+    digest, dtypes = hashlib.sha256(), set()
+    for segment, columns in zip(chosen.segments, chosen.columns, strict=True):
+        n = segment.n_samples
+        for begin, end in ((0, min(_COMPARED, n)), (max(n - _COMPARED, 0), n)):
+            found = segment.samples(begin, end, columns)
+            if found.shape != (end - begin, len(columns)):
+                raise fault(
+                    path,
+                    chosen.name,
+                    f"has {len(columns)} channels in its header, and samples of shape {found.shape}; allowed is "
+                    f"({end - begin}, {len(columns)}).",
+                )
+            digest.update(found.tobytes())
+            dtypes.add(found.dtype)
+    if len(dtypes) > 1 or next(iter(dtypes)).kind not in "iuf":
+        names = ", ".join(sorted(map(str, dtypes)))
+        raise fault(path, chosen.name, f"has samples of dtype {names}; allowed are integers and floats.")
+    return digest.hexdigest()[:16], dtypes.pop()
 
 
 def _runs_between(runs: Runs, begin: int, end: int, rate: float) -> Iterator[tuple[int, int, float]]:
@@ -245,6 +284,7 @@ class RawBinarySource(NeoSource):
         unit: Of the values that *gain* and *offset* make. Voltages are said in volts.
         labels: Names of the channels. None: ``ch0``, ``ch1`` and so on.
         header_bytes: Bytes in front of the first sample.
+        channels: Labels and indices of channels, to read no others; see :class:`ezmsg.mlx.NeoSource`.
         chunk_mb: Size of a message in MiB, at most.
 
     Raises:
@@ -268,6 +308,7 @@ class RawBinarySource(NeoSource):
         unit: str = "",
         labels: Sequence[str] | None = None,
         header_bytes: int = 0,
+        channels: ChannelChoice | None = None,
         chunk_mb: float = 4.0,
     ) -> None:
         rate = check_number("sampling_rate", sampling_rate)
@@ -285,19 +326,19 @@ class RawBinarySource(NeoSource):
             raise ValueError(f"'gain' must be a number or {count} numbers, one for each channel, got {gain!r}")
         if len(names) != count:
             raise ValueError(f"'labels' must be {count} names, one for each channel, got {labels!r}")
-        self._given = Channels(np.array(names), rate, gains, np.full(count, float(offset)), [unit] * count)
-        super().__init__(
-            path,
-            format="rawbinary",
-            chunk_mb=chunk_mb,
-            sampling_rate=rate,
-            nb_channel=count,
-            dtype=np.dtype(dtype).str,
-            bytesoffset=header_bytes,
+        self._given = Channels(
+            names, rate, gains.astype(np.float64), np.full(count, float(offset)), [unit] * count, [ELECTRODE] * count
         )
+        self._dtype, self._header_bytes = np.dtype(dtype), header_bytes
+        super().__init__(path, format="rawbinary", channels=channels, chunk_mb=chunk_mb)
 
-    def _channels(self, reader: BaseRawIO, stream: Stream) -> Channels:
-        return self._given
+    def _sampled(self) -> list[Sampled]:
+        with faults_of(self.path):
+            n_samples = whole_samples(self.path, self._header_bytes, len(self._given.labels), self._dtype)
+        segment = FlatSegment(
+            self._given, n_samples, "0", self.path, self._dtype, self._header_bytes, lambda segment: one_run(0.0)
+        )
+        return [Sampled("Signals", "0", [segment])]
 
 
 def _is_file(path: Path, *suffixes: str) -> bool:
@@ -308,23 +349,6 @@ def _has(folder: Path, *patterns: str) -> bool:
     return folder.is_dir() and any(next(folder.glob(pattern), None) is not None for pattern in patterns)
 
 
-def _spikeglx(path: Path) -> Path | None:
-    if _is_file(path, ".bin", ".meta"):
-        both = path.with_suffix(".bin"), path.with_suffix(".meta")
-        return both[0] if all(each.is_file() for each in both) else None
-    return path if _has(path, *(f"{above}*.{kind}.meta" for above in ("", "*/", "*/*/") for kind in _KINDS)) else None
-
-
-_KINDS = ("ap", "lf", "nidq", "obx")
-
-
-def _open_ephys_binary(path: Path) -> Path | None:
-    if path.name == "structure.oebin" and path.is_file():
-        return path.parent
-    levels = ("", "recording*/", "experiment*/recording*/", "Record Node*/experiment*/recording*/")
-    return path if _has(path, *(f"{level}structure.oebin" for level in levels)) else None
-
-
 def _open_ephys(path: Path) -> Path | None:
     if _is_file(path, ".continuous"):
         return path.parent
@@ -332,9 +356,9 @@ def _open_ephys(path: Path) -> Path | None:
 
 
 def _intan(path: Path) -> Path | None:
-    if path.name in ("info.rhd", "info.rhs") and path.is_file():
+    if path.name.lower() in ("info.rhd", "info.rhs") and path.is_file():
         return path.parent
-    return path if _is_file(path, ".rhd", ".rhs") or _has(path, "info.rhd", "info.rhs") else None
+    return path if _is_file(path, ".rhd", ".rhs") or _has(path, "[iI][nN][fF][oO].[rR][hH][dDsS]") else None
 
 
 def _blackrock(path: Path) -> Path | None:
@@ -365,7 +389,7 @@ def neo_format(
         return NeoSource(path, format=name, **options)
 
     def describe_neo(path: Path, **options: typing.Any) -> tuple[StreamInfo, ...]:
-        return _describe(path, name, **options)
+        return describe(sampled_in(path, name, options), path)
 
     def by_suffix(path: Path) -> Path | None:
         suffixes = {f".{suffix.lower()}" for suffix in reader_names()[name].extensions}
@@ -378,16 +402,24 @@ def neo_format(
         open=open_neo,
         describe=describe_neo,
         in_folder=name in ("intan", "openephys", "openephysbinary"),
+        chooses_channels=True,
     )
 
 
 NEO_FORMATS = (
-    RecordingFormat("rawbinary", "samples without a header", _raw_binary, _open_raw_binary, in_search=False),
+    RecordingFormat(
+        "rawbinary",
+        "samples without a header",
+        _raw_binary,
+        _open_raw_binary,
+        chooses_channels=True,
+        in_search=False,
+    ),
     neo_format("blackrock", "Blackrock .ns1 to .ns6", _blackrock),
     neo_format("intan", "Intan .rhd and .rhs, with the samples in one file or beside it", _intan),
     neo_format("openephys", "Open Ephys, legacy: a folder of .continuous files", _open_ephys),
-    neo_format("openephysbinary", "Open Ephys, binary: a folder with structure.oebin", _open_ephys_binary),
-    neo_format("spikeglx", "SpikeGLX .bin and .meta", _spikeglx),
+    neo_format("openephysbinary", "Open Ephys, binary: a folder with structure.oebin", openephys.locate),
+    neo_format("spikeglx", "SpikeGLX .bin and .meta", spikeglx.locate),
 )
 
 
@@ -406,38 +438,3 @@ def named_format(name: str) -> RecordingFormat | None:
         return neo_format(name) if name in reader_names() else None
     except ImportError:
         return None
-
-
-def _describe(path: Path, format: str, **options: typing.Any) -> tuple[StreamInfo, ...]:
-    import_extra("neo.rawio")
-    reader = open_reader(path, format, options)
-    with faults_of(path):
-        streams, pieces = found_in(reader, format, path)
-    found = []
-    for stream in streams:
-        try:
-            with faults_of(path, stream.name):
-                found.append(_described(reader, format, path, stream, pieces))
-        except (OSError, ValueError) as error:
-            found.append(unreadable(stream.name, error))
-    return tuple(found)
-
-
-def _described(reader: BaseRawIO, format: str, path: Path, stream: Stream, pieces: list[Block]) -> StreamInfo:
-    channels = channels_of(reader, stream)
-    scaling, _ = scaling_of(channels, path, stream.name)
-    segments = []
-    for piece in pieces:
-        n = int(reader.get_signal_size(piece.block, piece.segment, stream.number))
-        runs = runs_of(reader, format, path, stream, piece)
-        gaps = tuple(int(first) for first in runs.firsts[1:])
-        segments.append(SegmentInfo(n, float(runs.times[0]), n / channels.rate, gaps))
-    sample = reader.get_analogsignal_chunk(*pieces[0], 0, 1, stream.number)
-    return StreamInfo(
-        name=stream.name,
-        sampling_rate=channels.rate,
-        labels=tuple(channels.labels.tolist()),
-        dtype=str(sample.dtype),
-        unit=str(scaling["nwb_scaling_unit"]),
-        segments=tuple(segments),
-    )

@@ -1,4 +1,4 @@
-"""What all units share."""
+"""Parts that all units share."""
 
 from .workarounds import apply_workarounds, tolerate_misses
 

@@ -13,8 +13,8 @@ from scipy.signal import sosfilt, tf2sos
 Float64: TypeAlias = npt.NDArray[np.float64]
 
 Form: TypeAlias = Literal["sos", "ba", "fir"]
-"""What the state of a filter belongs to: sections, a numerator and a denominator (scipy's ``lfilter``), or taps without
-feedback, whose state is the last samples of the input."""
+"""Coefficients that the state of a filter belongs to: sections, a numerator and a denominator (scipy's ``lfilter``), or
+taps without feedback, whose state is the last samples of the input."""
 
 EXACT_ENOUGH = 5e-6
 """Largest error of a response, relative to its peak, with which sections take the place of *b* and *a*."""

@@ -154,7 +154,7 @@ if TYPE_CHECKING:
     from ezmsg.util.messages.axisarray import AxisArray
 
     class _Transformer:
-        """What the mixin for transformers calls of the classes behind it."""
+        """The methods that the mixin for transformers calls of the classes behind it."""
 
         def __init__(self, *args: object, settings: ez.Settings | None = None, **kwargs: object) -> None: ...
         def update_settings(self, new_settings: ez.Settings | None = None, **kwargs: object) -> None: ...
@@ -284,7 +284,7 @@ class PublishesEach(BaseTransformerUnit[SettingsT, AxisArray, OutputT, Transform
 
 
 Output: TypeAlias = AxisArray | Sequence[AxisArray] | None
-"""What a step returns: a message, several in a list or tuple, or None where it has nothing to say yet."""
+"""Result of a stage: a message, several in a list or tuple, or None where it has none yet."""
 
 Stage: TypeAlias = Callable[[AxisArray], Output]
 """A transformer that is called bare, or any other callable of this form."""

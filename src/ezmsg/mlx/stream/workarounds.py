@@ -179,7 +179,7 @@ _CAPACITIES = {
 
 
 PER_LENGTH = ("FFT plans", "convolution plans")
-"""What takes an entry for each length of a message."""
+"""Caches in which each length of a message takes an entry."""
 
 
 @dataclass(frozen=True)

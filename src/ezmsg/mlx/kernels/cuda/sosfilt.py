@@ -70,7 +70,7 @@ def _recurrence(sos: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.longdouble
 
 
 def table(sos: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """What the kernels need of *sos*.
+    """The table of *sos* for the kernels.
 
     Rows, each with the transition over :data:`SHORT_SAMPLES`; then the transitions of all sections together over
     :data:`SAMPLES` and :data:`TILE`.

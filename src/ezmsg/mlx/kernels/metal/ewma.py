@@ -20,7 +20,7 @@ GAINS = DECAYS + SAMPLES + 1
 
 @functools.lru_cache(maxsize=64)
 def _table(alpha: float) -> mx.array:
-    """What the kernel needs of *alpha*, rounded to float32 from float64; uploaded once."""
+    """The table of *alpha* for the kernel, rounded to float32 from float64; uploaded once."""
     beta = 1.0 - alpha
     decays, gains = decays_and_gains(alpha, TILE)
     front = [alpha, beta, alpha / beta, 1.0 / beta] if alpha <= 0.5 else [alpha, beta, 0.0, 0.0]

@@ -15,10 +15,10 @@ import mlx.core as mx
 from ..sources import read_source
 
 Launch: TypeAlias = Callable[[mx.array, mx.array, int, mx.array], tuple[mx.array, mx.array]]
-"""What :func:`ezmsg.mlx.scan.chunked_scan` calls."""
+"""The function that :func:`ezmsg.mlx.scan.chunked_scan` calls for each chunk."""
 
 Compiled: TypeAlias = Callable[..., list[mx.array]]
-"""What ``mx.fast.metal_kernel`` returns."""
+"""The result of ``mx.fast.metal_kernel``."""
 
 SAMPLES = 10
 """Samples of one thread. With :data:`STRIPS`, a tile holds the 300 samples of a usual message."""

@@ -29,7 +29,7 @@ def _row(section: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 @functools.lru_cache(maxsize=64)
 def _table(sos: bytes) -> mx.array:
-    """What the kernel needs of the sections, rounded to float32 from float64; uploaded once."""
+    """The table of the sections for the kernel, rounded to float32 from float64; uploaded once."""
     rows = [_row(section) for section in np.frombuffer(sos).reshape(-1, 6)]
     return mx.array(np.concatenate(rows).astype(np.float32))
 

@@ -32,7 +32,7 @@ BLOCKS = THREADS // BLOCK + SIMDGROUP
 
 @functools.lru_cache(maxsize=64)
 def _table(alpha: float) -> mx.array:
-    """What the kernel needs of *alpha*, rounded to float32 from float64; uploaded once."""
+    """The table of *alpha* for the kernel, rounded to float32 from float64; uploaded once."""
     beta = 1.0 - alpha
     decays, gains = decays_and_gains(alpha, TILE)
     shares = alpha / gains[1 : SAMPLES + 1]

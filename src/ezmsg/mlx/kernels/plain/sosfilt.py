@@ -153,7 +153,7 @@ def proofs() -> list[Proof[npt.NDArray[np.float64]]]:
 
 
 def filtered(x: npt.NDArray[np.float64], sos: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """What scipy's ``sosfilt`` gives, sample by sample; a sample that is not finite leaves the state as it is."""
+    """Second-order sections as scipy's ``sosfilt``, sample by sample; one that is not finite leaves the state."""
     y, z = x.copy(), np.zeros((len(sos), 2, x.shape[1]))
     for sample, result in zip(x, y, strict=True):
         taken = np.isfinite(sample)

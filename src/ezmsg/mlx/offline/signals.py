@@ -1,0 +1,415 @@
+"""What the files of a recording hold, whichever code reads them: streams, their segments and their channels.
+
+Whatever knows a format gives a list of :class:`Sampled`. Here it is decided which part of it is meant. Channels of
+another kind are another stream, so that an analog input never gets into the common reference of electrodes unasked.
+"""
+
+from __future__ import annotations
+
+import abc
+import hashlib
+import math
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from ezmsg.util.messages.axisarray import AxisArray, CoordinateAxis
+from ezmsg.util.messages.util import replace
+
+from .contracts import RecordingSource, SegmentInfo, StreamInfo, labels_of, unreadable
+from .reading import Runs, Scaling, fault, faults_of, one_gain, volts_of
+
+ELECTRODE, ANALOG, AUXILIARY, DIGITAL, SYNC, OTHER = "electrode", "analog", "auxiliary", "digital", "sync", "other"
+"""Kinds of channels."""
+
+ChannelChoice: typing.TypeAlias = str | Sequence[str | int]
+"""Labels, indices and kinds, in a sequence or with commas between them."""
+
+
+class Channels(typing.NamedTuple):
+    """What a header says of channels that were sampled together."""
+
+    labels: list[str]
+    rate: float
+    """In Hz."""
+
+    gains: npt.NDArray[np.float64]
+    offsets: npt.NDArray[np.float64]
+    units: list[str]
+    kinds: list[str]
+
+    def of(self, columns: Sequence[int]) -> Channels:
+        """Those of some columns."""
+        where = np.asarray(columns, np.int64)
+        texts = (self.labels, self.units, self.kinds)
+        labels, units, kinds = ([values[column] for column in columns] for values in texts)
+        return Channels(labels, self.rate, self.gains[where], self.offsets[where], units, kinds)
+
+
+@dataclass
+class Segment(abc.ABC):
+    """Samples of a stream without a pause, as far as the format says; its header is the one of these very samples."""
+
+    channels: Channels
+    """All that were sampled together, of whatever kind."""
+
+    n_samples: int
+    place: str
+    """Which one it is, in the words of the format."""
+
+    @abc.abstractmethod
+    def runs(self) -> Runs:
+        """Where time jumps in it, after its files have been checked.
+
+        Raises:
+            ValueError: The files do not have the length that the header announces, or sample numbers follow no rate.
+        """
+
+    @abc.abstractmethod
+    def samples(self, begin: int, end: int, columns: Sequence[int]) -> npt.NDArray:
+        """A copy of the samples from *begin* to *end* of some channels, of shape (time, ch)."""
+
+
+@dataclass
+class FlatSegment(Segment):
+    """Samples that are in a file as they are in memory, channel after channel for each time."""
+
+    file: Path
+    dtype: np.dtype
+    offset: int
+    """Bytes in front of the first sample."""
+
+    find_runs: Callable[[FlatSegment], Runs]
+
+    def runs(self) -> Runs:
+        """See :class:`Segment`."""
+        n_channels, size = len(self.channels.labels), self.file.stat().st_size - self.offset
+        rest = size - self.n_samples * n_channels * self.dtype.itemsize
+        if rest:
+            raise fault(
+                self.file,
+                None,
+                f"has {size} bytes of samples, which is {rest} more than whole samples of {n_channels} channels in "
+                f"{self.dtype}: it is truncated, or has another number of channels.",
+            )
+        return self.find_runs(self)
+
+    def samples(self, begin: int, end: int, columns: Sequence[int]) -> npt.NDArray:
+        """See :class:`Segment`."""
+        shape = (self.n_samples, len(self.channels.labels))
+        mapped = np.memmap(self.file, self.dtype, "r", self.offset, shape)
+        return np.array(mapped[begin:end, as_slice(columns)])
+
+
+def whole_samples(file: Path, offset: int, n_channels: int, dtype: np.dtype) -> int:
+    """How many whole samples of all channels a file holds."""
+    return max(file.stat().st_size - offset, 0) // (n_channels * dtype.itemsize)
+
+
+def as_slice(columns: Sequence[int]) -> slice | list[int]:
+    """The same columns as a slice if they follow one another, which is copied faster."""
+    first, last = columns[0], columns[-1]
+    return slice(first, last + 1) if list(columns) == list(range(first, last + 1)) else list(columns)
+
+
+@dataclass
+class Sampled:
+    """Channels that were sampled together, of whatever kind, in all segments that they have."""
+
+    name: str
+    id: str
+    segments: list[Segment]
+    is_beside: bool = False
+    """Whether it has no electrodes, but what was recorded beside them."""
+
+    suffixes: Mapping[str, str] | None = None
+    """What is added to the name for channels of a kind; a space and the kind where it does not say."""
+
+    problem: Exception | None = None
+    """Why nothing is known of it but its name."""
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of its channels; that of the stream which has its name comes first."""
+        found = list(dict.fromkeys(kind for segment in self.segments for kind in segment.channels.kinds))
+        return sorted(found, key=lambda kind: kind != ELECTRODE)
+
+
+class Stream(typing.NamedTuple):
+    """Channels of one kind that were sampled together."""
+
+    name: str
+    id: str
+    kind: str
+    sampled: Sampled
+    is_first: bool
+    """Whether it is the first kind of those that were sampled together."""
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether it holds what was recorded beside the electrodes."""
+        return self.sampled.is_beside or not self.is_first
+
+    def columns(self, segment: Segment) -> list[int]:
+        """Its channels among those of a segment."""
+        return [number for number, kind in enumerate(segment.channels.kinds) if kind == self.kind]
+
+
+def streams_of(recorded: Sequence[Sampled]) -> list[Stream]:
+    """All streams, those that were recorded beside the first ones at the end."""
+    found = []
+    for sampled in recorded:
+        for number, kind in enumerate(sampled.kinds or [OTHER]):
+            added = "" if not number else (sampled.suffixes or {}).get(kind, f" {kind}")
+            found.append(Stream(sampled.name + added, sampled.id + added, kind, sampled, not number))
+    return sorted(found, key=lambda stream: not stream.is_first)
+
+
+class Chosen(typing.NamedTuple):
+    """The part of a recording that is meant."""
+
+    name: str
+    segments: list[Segment]
+    columns: list[list[int]]
+    """Of each segment."""
+
+    channels: Channels
+    """What the headers of all these segments say of these columns."""
+
+
+def choose(
+    recorded: Sequence[Sampled],
+    path: Path,
+    stream: str | None,
+    segment: int | str | None,
+    channels: ChannelChoice | None,
+) -> Chosen:
+    """The part that is asked for.
+
+    Raises:
+        ValueError: There is none; there are several and it is not said which; segments that are to be read one after
+            the other differ in their channels or rates.
+    """
+    chosen = _chosen_stream(streams_of(recorded), stream, path)
+    if chosen.sampled.problem is not None:
+        raise chosen.sampled.problem
+    segments = _chosen_segments(chosen.sampled.segments, segment, path)
+    columns = [_chosen_columns(chosen, each, channels, path) for each in segments]
+    headers = [each.channels.of(some) for each, some in zip(segments, columns, strict=True)]
+    for number, header in enumerate(headers):
+        if what := differences(headers[0], header):
+            problem = f"has other {' and '.join(what)} in segment {segments[number].place} than in {segments[0].place}"
+            raise fault(path, chosen.name, f"{problem}; allowed is to read them one at a time.")
+    return Chosen(chosen.name, segments, columns, headers[0])
+
+
+def differences(one: Channels, other: Channels) -> list[str]:
+    """What is not the same in two headers."""
+    same = {"labels": one.labels == other.labels, "rates": one.rate == other.rate}
+    if len(one.labels) == len(other.labels):
+        same["gains"] = np.array_equal(one.gains, other.gains, equal_nan=True)
+        same["offsets"] = np.array_equal(one.offsets, other.offsets, equal_nan=True)
+        same["units"] = one.units == other.units
+    return [name for name, is_same in same.items() if not is_same]
+
+
+def _chosen_stream(streams: list[Stream], wanted: str | None, path: Path) -> Stream:
+    if wanted is not None:
+        matching = [each for each in streams if wanted == each.name] or [each for each in streams if wanted == each.id]
+    else:
+        matching = [each for each in streams if not each.is_beside] or [each for each in streams if each.is_first]
+    if len(matching) == 1:
+        return matching[0]
+    if not streams:
+        raise fault(path, None, "has no signals.")
+    problem = "several streams" if matching else f"no stream {wanted!r}"
+    raise fault(path, None, f"has {problem}; allowed as stream are {', '.join(each.name for each in streams)}.")
+
+
+def _chosen_segments(segments: list[Segment], wanted: int | str | None, path: Path) -> list[Segment]:
+    if wanted == "all" or (wanted is None and len(segments) == 1):
+        return segments
+    if isinstance(wanted, int) and 0 <= wanted < len(segments):
+        return [segments[wanted]]
+    allowed = f"allowed as segment are 0 to {len(segments) - 1} and 'all'"
+    problem = f"{len(segments)} segments" if wanted is None else f"no segment {wanted!r}"
+    raise fault(path, None, f"has {problem}; {allowed}.")
+
+
+def _chosen_columns(stream: Stream, segment: Segment, wanted: ChannelChoice | None, path: Path) -> list[int]:
+    columns, channels = stream.columns(segment), segment.channels
+    if not columns:
+        raise fault(path, stream.name, f"has no channels in segment {segment.place}.")
+    if wanted is None:
+        return columns
+    numbered = [(label, number) for number, label in enumerate(channels.labels)]
+    own = [numbered[number] for number in columns]
+    kinds = {kind: [n for n, each in enumerate(channels.kinds) if each == kind] for kind in channels.kinds}
+    return channels_of_choice(wanted, own, numbered, kinds)
+
+
+Labelled: typing.TypeAlias = Sequence[tuple[str, int]]
+"""Labels and numbers of channels."""
+
+
+def channels_of_choice(
+    wanted: ChannelChoice,
+    own: Labelled,
+    others: Labelled = (),
+    kinds: Mapping[str, Sequence[int]] | None = None,
+) -> list[int]:
+    """The channels that are asked for.
+
+    Args:
+        wanted: Labels, kinds, and indices among *own*, alone or as a range of Python (``"0:32"``). Text is looked up in
+            this order.
+        own: The channels that an index counts.
+        others: Channels that only labels refer to.
+        kinds: The numbers of all channels by their kinds.
+
+    Raises:
+        ValueError: One is not there, or asked for twice.
+        TypeError: *wanted* is neither text nor a sequence of text and integers.
+    """
+    items = [part.strip() for part in wanted.split(",")] if isinstance(wanted, str) else wanted
+    if not isinstance(items, Sequence) or not all(isinstance(item, (str, int, np.integer)) for item in items):
+        raise TypeError(f"'channels' must be labels, indices and kinds, got {wanted!r}")
+    found: list[int] = []
+    for item in items:
+        found += _numbers_of(item, own, others, kinds or {})
+    if not found:
+        raise ValueError(f"'channels' must be at least one, got {wanted!r}")
+    if len(set(found)) < len(found):
+        raise ValueError(f"'channels' must have each channel once, got {wanted!r}")
+    return found
+
+
+def _numbers_of(item: str | int, own: Labelled, others: Labelled, kinds: Mapping[str, Sequence[int]]) -> list[int]:
+    if isinstance(item, str):
+        for listed in (own, others):
+            if matching := [number for label, number in listed if label == item]:
+                return matching
+        if item in kinds:
+            return list(kinds[item])
+    first, colon, last = str(item).partition(":")
+    if all(part.isdecimal() for part in (first, last) if part) and (first or colon):
+        begin, end = int(first or 0), int(last or len(own)) if colon else int(first) + 1
+        if begin < end <= len(own):
+            return [number for _, number in own[begin:end]]
+    known = ", ".join(label for label, _ in own[:8]) + (", ..." if len(own) > 8 else "")
+    of_kind = f", kinds ({', '.join(kinds)})" if len(kinds) > 1 else ""
+    raise ValueError(f"'channels' must be labels ({known}){of_kind} or indices below {len(own)}, got {item!r}")
+
+
+class ChosenChannels:
+    """Some channels of a source whose format does not choose them.
+
+    Args:
+        source: A source of messages with a dimension ``ch``.
+        channels: Labels and indices.
+
+    Raises:
+        ValueError: A channel is not there, or asked for twice; messages have no dimension ``ch``.
+    """
+
+    def __init__(self, source: RecordingSource, channels: ChannelChoice) -> None:
+        first = next(iter(source.read(0)))
+        if "ch" not in first.dims:
+            raise ValueError(f"{source.identity} has no channels to choose from.")
+        n_channels = first.data.shape[first.dims.index("ch")]
+        labels = labels_of(first) or tuple(map(str, range(n_channels)))
+        self._source = source
+        self._columns = channels_of_choice(channels, [(label, number) for number, label in enumerate(labels)])
+        self.n_samples, self.sampling_rate = source.n_samples, source.sampling_rate
+        self.identity = f"{source.identity}, channels {self._columns}"
+
+    @property
+    def gaps(self) -> list[int]:
+        """See :class:`ezmsg.mlx.NeoSource`."""
+        return list(getattr(self._source, "gaps", ()))
+
+    def read(self, start: int = 0) -> Iterator[AxisArray]:
+        """See :obj:`ezmsg.mlx.RecordingSource`."""
+        for message in self._source.read(start):
+            yield self._of(message)
+
+    def _of(self, message: AxisArray) -> AxisArray:
+        axis = message.axes.get("ch")
+        axes = dict(message.axes)
+        if isinstance(axis, CoordinateAxis):
+            axes["ch"] = replace(axis, data=np.asarray(axis.data)[self._columns])
+        gain = message.attrs.get("nwb_scaling_gain")
+        gains = {} if gain is None or np.ndim(gain) == 0 else {"nwb_scaling_gain": np.asarray(gain)[self._columns]}
+        data = np.take(message.data, self._columns, axis=message.dims.index("ch"))
+        return replace(message, data=data, axes=axes, attrs={**message.attrs, **gains})
+
+
+def scaling_of(channels: Channels, path: Path, name: str) -> tuple[dict[str, object], str]:
+    """The scaling in the words of ezmsg-nwb's attrs, and a digest of it and of the labels.
+
+    Raises:
+        ValueError: The rate, a gain or an offset is not finite; channels are of several units, of which one is not of a
+            voltage, or of several offsets.
+    """
+    if not 0 < channels.rate < math.inf:
+        raise fault(path, name, f"has a rate of {channels.rate} Hz; allowed is a finite number above 0.")
+    if not (np.isfinite(channels.gains).all() and np.isfinite(channels.offsets).all()):
+        raise fault(
+            path, name, f"has gains {channels.gains} and offsets {channels.offsets}; allowed are finite numbers."
+        )
+    gains, offsets, units = channels.gains, channels.offsets, set(channels.units)
+    volts = np.array([volts_of(unit) or np.nan for unit in channels.units])
+    is_voltage = bool(np.isfinite(volts).all())
+    if is_voltage:
+        gains, offsets, units = gains * volts, offsets * volts, {"volts"}
+    if len(units) > 1:
+        raise fault(path, name, f"has channels in the units {sorted(units)}; allowed is one unit, or voltages.")
+    if not np.all(offsets == offsets[0]):
+        raise fault(path, name, f"has channels with the offsets {sorted(set(offsets))}; allowed is one for all.")
+    scaling = Scaling(one_gain(gains), float(offsets[0]), units.pop(), is_voltage).as_attrs()
+    parts = [repr(channels.labels), repr(channels.kinds)]
+    parts += [f"{key}={np.asarray(value).tolist()!r}" for key, value in scaling.items()]
+    return scaling, hashlib.sha256("\n".join(parts).encode(errors="surrogateescape")).hexdigest()[:16]
+
+
+def describe(recorded: Sequence[Sampled], path: Path) -> tuple[StreamInfo, ...]:
+    """What can be said of each stream."""
+    found = []
+    for stream in streams_of(recorded):
+        try:
+            if stream.sampled.problem is not None:
+                raise stream.sampled.problem
+            with faults_of(path, stream.name):
+                found.append(_described(stream, path))
+        except (OSError, ValueError) as error:
+            found.append(unreadable(stream.name, error))
+    return tuple(found)
+
+
+def _described(stream: Stream, path: Path) -> StreamInfo:
+    headers = [segment.channels.of(stream.columns(segment)) for segment in stream.sampled.segments]
+    scaling, _ = scaling_of(headers[0], path, stream.name)
+    segments = []
+    for segment, header in zip(stream.sampled.segments, headers, strict=True):
+        runs = segment.runs()
+        gaps = tuple(int(first) for first in runs.firsts[1:])
+        other = tuple(differences(headers[0], header))
+        duration = segment.n_samples / header.rate
+        segments.append(SegmentInfo(segment.n_samples, float(runs.times[0]), duration, gaps, other))
+    first = stream.sampled.segments[0]
+    sample = first.samples(0, min(first.n_samples, 1), stream.columns(first))
+    gains = np.atleast_1d(np.asarray(scaling["nwb_scaling_gain"], np.float64))
+    return StreamInfo(
+        name=stream.name,
+        sampling_rate=headers[0].rate,
+        labels=tuple(headers[0].labels),
+        dtype=str(sample.dtype),
+        unit=str(scaling["nwb_scaling_unit"]),
+        segments=tuple(segments),
+        kind=stream.kind,
+        gains=tuple(gains.tolist()),
+        offset=float(typing.cast(float, scaling["nwb_scaling_offset"])),
+    )
