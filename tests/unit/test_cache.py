@@ -425,7 +425,7 @@ def test_looser_limit_that_was_there_before_is_replaced_in_silence(mlx, log):
     assert mlx.limit_mb == 1024
 
 
-def test_default_of_the_cpu_allocator_is_nobodys_wish_and_that_of_a_gpu_cannot_be_told_from_one(monkeypatch, log):
+def test_the_default_limit_of_mlx_is_replaced_on_the_cpu_and_respected_on_a_gpu(monkeypatch, log):
     for is_gpu, in_force in ((False, 512), (True, 32)):
         mlx = stand_in(monkeypatch, is_gpu)
         mlx.limit = MLX_CPU_DEFAULT

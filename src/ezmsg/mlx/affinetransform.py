@@ -86,9 +86,9 @@ class CommonRereferenceTransformer(
 ):
     """A common reference, as :obj:`ezmsg.sigproc.affinetransform.CommonRereferenceTransformer` has it.
 
-    Means are that of ezmsg-sigproc. Medians of float32 data, of NumPy and of MLX on its CPU device, come from a kernel
-    that counts instead of sorting, with the same values. On a GPU a median over all channels is one sort and one
-    subtraction; one within groups is left to ezmsg-sigproc.
+    ezmsg-sigproc computes means. A kernel computes the medians of float32 data, of NumPy and of MLX on its CPU device:
+    it counts instead of sorting, with the same values. On a GPU a median over all channels is one sort and one
+    subtraction. A median within groups is left to ezmsg-sigproc there.
 
     Raises:
         TypeError: What is given is not a message.

@@ -83,7 +83,7 @@ def as_scipy(state: FilterState) -> npt.NDArray | None:
 
 
 def for_sigproc(message: AxisArray, place: str) -> AxisArray:
-    """*message* as ezmsg-sigproc filters it right in *place*: MLX data as floats, on the host as a NumPy array."""
+    """The message that ezmsg-sigproc filters in *place*: MLX data become floats, and on the host a NumPy array."""
     if not is_mlx_array(message.data):
         return message
     data = as_float32(message.data, "filtering")

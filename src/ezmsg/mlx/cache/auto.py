@@ -12,13 +12,14 @@ to them, or since MLX has not heard yet that it has. So the limit has room for t
 is computed, and one whose buffers come back. At a limit of one working set, each message would find that what it needs
 has just been freed. What a stall has left goes by itself, since MLX drops there what was used least recently.
 
-On the CPU a full cache turns away what is freed. So the limit is lifted while the stream is measured, and for a message
-of another length, which then finds its own buffers again; a large one that the cache has turned away goes back to the
-system, and its pages have to be zeroed once more. When the stream is steady again, the limit goes back to what it was,
-and MLX drops what was freed first, which is what the stall has left. Then the limit is lifted once more, to see whether
-the steady message still finds all that it needs. If the cache grows, and does so again after the limit was back once
-more, it does not: what a stall leaves in a stage, like a part of a bin, may change the sizes of its buffers. Then the
-stream is measured again.
+On the CPU a full cache does not take freed buffers. They go back to the system, and the pages of new ones have to be
+zeroed again. So the limit is lifted in two cases: while the stream is measured, and for a message of another length,
+which then finds its own buffers again. When the stream is steady again, the limit goes back to its value, and MLX drops
+the buffers that were freed first, which are those of the stall.
+
+Then the limit is lifted once more, to test whether the steady message still finds all buffers that it needs. If the
+cache grows, the limit goes back and the test is repeated. If it grows again, the stream has changed: a stall may leave
+something in a stage, like a part of a bin, that changes the sizes of its buffers. Then the stream is measured again.
 """
 
 import math

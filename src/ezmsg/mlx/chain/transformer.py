@@ -297,8 +297,8 @@ class StageSettings:
 class Chain(PublishesEach[ChainSettings, Output, ChainTransformer]):
     """Many stages in one unit: a message costs one hop, and what can be fused costs one call.
 
-    A list is published message by message. A message without samples is not, if it came of one that had some, as
-    ezmsg-sigproc's units that reduce a rate do.
+    A list is published message by message. A result without samples is published only if the message had none either;
+    the units of ezmsg-sigproc that reduce a rate do the same.
     """
 
     SETTINGS = ChainSettings  # type: ignore[assignment]

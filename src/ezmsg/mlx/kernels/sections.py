@@ -18,8 +18,8 @@ class DifferenceForm:
     """``s += change @ s + inputs * x`` and ``y = b0 * x + s[0]`` with ``s[0]`` before the change; in float64."""
 
     mirrored: bool
-    """Poles are nearer to -1 than to 1. Then all this is of the section with mirrored poles and zeros, which does to
-    x with every other sample negated what this one does to x."""
+    """Whether the poles are nearer to -1 than to 1. Then the other fields describe the section with mirrored poles and
+    zeros. With every other sample negated, in the input and in the result, it computes the same."""
 
     b0: float
     inputs: npt.NDArray[np.float64]

@@ -161,7 +161,7 @@ def fused_stage(transformer: object, message: AxisArray) -> FusedStage | None:
 
 
 SLACK = 1e3
-"""What the response of a filter to how it began may be larger than the fall of its slowest pole says."""
+"""Margin for the start of a filter: its response falls as the power of its slowest pole, but may begin so far above."""
 
 
 class Settles(Protocol):

@@ -152,10 +152,10 @@ def _kept_memory() -> Samples:
         return _kept.memory
 
 
-# A multiplication and an addition may be one instruction; what else fastmath allows would break NaN.
+# A multiplication and an addition may become one instruction. The other liberties of fastmath would break NaN.
 _compiled = compiled(fastmath={"contract"})
 
-# Part of the functions that call it, since a function of its own takes longer to compile than it.
+# Inlined, since a separate function takes longer to compile than its lines do in the functions that call it.
 _inlined = compiled(fastmath={"contract"}, inline="always")
 
 
