@@ -36,8 +36,7 @@ def _compiled_here(lock: pathlib.Path) -> bool:
 
 def _compile(name: str) -> None:
     if name == "chain":
-        from ezmsg.mlx.chain.fusions import loops
-        from ezmsg.mlx.kernels.cpu import median
+        from ezmsg.mlx.kernels.cpu import loops, median
 
         loops.compile_ahead()
         median.compile_ahead()

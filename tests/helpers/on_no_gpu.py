@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import types
 from collections.abc import Callable, Iterator
 from unittest import mock
@@ -14,24 +13,14 @@ import numpy as np
 from ezmsg.mlx import ChainTransformer
 from ezmsg.mlx.chain import compiledrun
 from ezmsg.mlx.chain.compiledrun import CompiledRun
-from ezmsg.mlx.stream import convert
+from ezmsg.mlx.stream import convert, device
 from ezmsg.mlx.stream.hostmemory import Block
-
-PATHS = ("kernels", "ewma", "filter", "scaler", "chain.fusions.recurrences")
-
-# At once, so that none takes over what another one has been given.
-for _name in (*PATHS, "chain.runner"):
-    importlib.import_module(f"ezmsg.mlx.{_name}")
 
 
 @contextlib.contextmanager
-def as_on_a_gpu(path: str = "plain") -> Iterator[None]:
-    """Fuse chains as on a GPU, with the kernels of *path*."""
-    with contextlib.ExitStack() as stack:
-        for module in PATHS:
-            stack.enter_context(mock.patch(f"ezmsg.mlx.{module}.default_path", lambda: path))
-        for module in ("runner", "fusions.rates", "fusions.recurrences", "fusions.spatial"):
-            stack.enter_context(mock.patch(f"ezmsg.mlx.chain.{module}.uses_gpu", lambda: True))
+def as_on_a_gpu(backend: str = "gpu") -> Iterator[None]:
+    """Compute as on a GPU: chains are fused into functions, with the kernels of *backend* or plain operations."""
+    with mock.patch.object(device, "backend_in_use", lambda: backend):
         yield
 
 

@@ -33,10 +33,8 @@ from ezmsg.mlx.chain import compiledrun
 from ezmsg.mlx.chain import compiledrun as inflight
 from ezmsg.mlx.chain.fusedrun import FusedRun
 from ezmsg.mlx.chain.runner import CUDA_GRAPHS
-from ezmsg.mlx.stream import hostmemory
+from ezmsg.mlx.stream import device, hostmemory
 from ezmsg.mlx.stream.fusible import FusedStage, fusion_of
-
-PATHS = ("kernels", "ewma", "filter", "scaler", "chain.fusions.recurrences")
 
 fuzz = settings(
     deadline=None,
@@ -56,10 +54,7 @@ def way(request, monkeypatch):
 
 
 def run_as_on_a_gpu(monkeypatch) -> None:
-    for module in PATHS:
-        monkeypatch.setattr(f"ezmsg.mlx.{module}.default_path", lambda: "plain")
-    for module in ("runner", "fusions.rates", "fusions.recurrences", "fusions.spatial"):
-        monkeypatch.setattr(f"ezmsg.mlx.chain.{module}.uses_gpu", lambda: True)
+    monkeypatch.setattr(device, "backend_in_use", lambda: "gpu")
     mx.disable_compile()
 
 
@@ -297,9 +292,7 @@ def test_the_lengths_of_a_rechunk_are_compiled_when_the_stream_starts(monkeypatc
 
 
 def test_one_function_is_really_compiled(monkeypatch):
-    for module in PATHS:
-        monkeypatch.setattr(f"ezmsg.mlx.{module}.default_path", lambda: "plain")
-    monkeypatch.setattr("ezmsg.mlx.chain.runner.uses_gpu", lambda: True)
+    monkeypatch.setattr(device, "backend_in_use", lambda: "gpu")
     stages = ["square", "abs"]
     chain = compare(chains.make(stages), chains.make(stages), chains.stream([60] * 4), exact=False)
     assert runs_of(chain)[0]._functions

@@ -20,6 +20,7 @@ from ezmsg.mlx.kernels.cuda import crossings, ewma, sosfilt, zscore
 from ezmsg.mlx.kernels.cuda import kernel as making
 from ezmsg.mlx.kernels.plain import ewma as plain_ewma
 from ezmsg.mlx.kernels.sources import read_source
+from ezmsg.mlx.stream import device
 
 MODULES = {"crossings": crossings, "ewma": ewma, "zscore": zscore, "sosfilt": sosfilt}
 
@@ -51,8 +52,7 @@ def cuda_machine(monkeypatch):
             module._compile_ahead.cache_clear()
 
     monkeypatch.setattr(mx.fast, "cuda_kernel", cuda_emulation.CudaKernel)
-    monkeypatch.setattr(kernels, "gpu_backend", lambda: "cuda")
-    monkeypatch.setattr(kernels, "uses_gpu", lambda: True)
+    monkeypatch.setattr(device, "backend_in_use", lambda: "cuda")
     forget()
     yield
     forget()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import ezmsg.sigproc.affinetransform as sigproc
@@ -13,6 +14,7 @@ from ezmsg.util.messages.util import replace
 
 from .stream.convert import is_mlx_array
 from .stream.device import uses_gpu
+from .stream.fusible import Array, FusedStage, OfEachSample, PassesThrough
 from .stream.unit import TransformerTakesSettings, UnitTakesSettings, check_fields, check_message
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ class CommonRereferenceSettings(sigproc.CommonRereferenceSettings):
 
 
 class Groups(NamedTuple):
-    """The channels that share a reference, as :func:`ezmsg.mlx.kernels.cpu.median.subtract_medians` takes them."""
+    """The channels that share a reference, as the kernels of :mod:`ezmsg.mlx.kernels.cpu` take them."""
 
     members: npt.NDArray[np.intp]
     ends: npt.NDArray[np.intp]
@@ -44,7 +46,7 @@ class Groups(NamedTuple):
 
     @classmethod
     def of(cls, state: sigproc.CommonRereferenceState) -> Groups:
-        """Those that ezmsg-sigproc has found for a stream."""
+        """Those that ezmsg-sigproc has found for a stream, of which there is one at least."""
         groups = [np.asarray(group, np.intp) for group in state.groups or ()]
         if isinstance(state.scale, float):
             gains = np.full(len(groups), state.scale, np.float32)
@@ -54,7 +56,16 @@ class Groups(NamedTuple):
         ends = np.cumsum([group.size for group in groups], dtype=np.intp)
         return cls(np.concatenate(groups), ends, gains)
 
-    def subtract(self, x: npt.NDArray[np.float32], axis: int) -> npt.NDArray[np.float32]:
+    def each(self) -> Iterator[tuple[npt.NDArray[np.intp], float]]:
+        """The channels of each group, and by what their differences are multiplied."""
+        for begin, end, gain in zip((0, *self.ends), self.ends, self.gains, strict=False):
+            yield self.members[begin:end], float(gain)
+
+    def is_all_of(self, n_channels: int) -> bool:
+        """Whether all channels are one group."""
+        return self.ends.size == 1 and int(self.ends[0]) == n_channels
+
+    def without_medians(self, x: npt.NDArray[np.float32], axis: int) -> npt.NDArray[np.float32]:
         """*x* with the medians over *axis* subtracted, in new memory."""
         from .kernels.cpu.median import subtract_medians
 
@@ -64,19 +75,56 @@ class Groups(NamedTuple):
         subtract_medians(rows.reshape(-1, n_channels), result.reshape(-1, n_channels), *self)
         return np.ascontiguousarray(np.moveaxis(result, -1, axis))
 
+    def without_means(self, x: npt.NDArray, axis: int) -> npt.NDArray:
+        """*x* with the means over *axis* subtracted, in new memory; integers become float64."""
+        result = np.array(x, x.dtype if x.dtype.kind == "f" else np.float64)
+        for members, gain in self.each():
+            index = (slice(None),) * axis + (slice(None) if self.is_all_of(x.shape[axis]) else members,)
+            # NumPy adds half precision up in float32.
+            centred = result[index] - result[index].mean(axis=axis, keepdims=True)
+            result[index] = centred if gain == 1.0 else centred * gain
+        return result
+
+    def on_device(self, x: mx.array, axis: int, mode: str) -> mx.array:
+        """*x* with the means or medians over *axis* subtracted, in MLX operations.
+
+        Group by group, and not as a product with a matrix of zeros and shares, in which one NaN is in all channels.
+        """
+        import mlx.core as mx
+
+        reduce = mx.median if mode == "median" else mx.mean
+        n_channels, shape = x.shape[axis], [1] * x.ndim
+        shape[axis] = -1
+        if self.is_all_of(n_channels):
+            y = x - reduce(x, axis=axis, keepdims=True)
+            return y if self.gains[0] == 1.0 else y * float(self.gains[0])
+        place, gains = np.full(n_channels, self.ends.size, np.int32), np.ones(n_channels, np.float32)
+        references = []
+        for number, (members, gain) in enumerate(self.each()):
+            place[members], gains[members] = number, gain
+            of_group = mx.take(x, mx.array(members.astype(np.int32)), axis=axis)
+            references.append(reduce(of_group, axis=axis, keepdims=True))
+        # Channels of no group have a reference of 0.
+        every = mx.concatenate([*references, mx.zeros_like(references[0])], axis=axis)
+        y = x - mx.take(every, mx.array(place), axis=axis)
+        return y if (gains == 1.0).all() else y * mx.array(gains).astype(x.dtype).reshape(shape)
+
 
 @processor_state
 class CommonRereferenceState(sigproc.CommonRereferenceState):
-    """That of ezmsg-sigproc, with its groups as the kernel for medians takes them."""
+    """That of ezmsg-sigproc, with its groups as the kernels take them."""
 
     members: npt.NDArray[np.intp] | None = None
-    """The channels of all groups, one group after the other; None where no median is computed."""
+    """The channels of all groups, one group after the other; None where there is no reference."""
 
     ends: npt.NDArray[np.intp] | None = None
     """Where in ``members`` each group ends."""
 
     gains: npt.NDArray[np.float32] | None = None
     """By what the differences of each group are multiplied."""
+
+    n_channels: int = 0
+    """Length of the dimension that the reference is over, which may be that of the stream."""
 
 
 class CommonRereferenceTransformer(
@@ -86,9 +134,9 @@ class CommonRereferenceTransformer(
 ):
     """A common reference, as :obj:`ezmsg.sigproc.affinetransform.CommonRereferenceTransformer` has it.
 
-    ezmsg-sigproc computes means. A kernel computes the medians of float32 data, of NumPy and of MLX on its CPU device:
-    it counts instead of sorting, with the same values. On a GPU a median over all channels is one sort and one
-    subtraction. A median within groups is left to ezmsg-sigproc there.
+    A channel that is NaN makes its own group NaN and no other. Means in half precision are added up in float32. A kernel
+    computes the medians of float32 data, of NumPy and of MLX on its CPU device: it counts instead of sorting, with the
+    same values.
 
     Raises:
         TypeError: What is given is not a message.
@@ -100,12 +148,27 @@ class CommonRereferenceTransformer(
         super()._reset_state(message)
         state = self._state
         state.members = state.ends = state.gains = None
-        if self.settings.mode == "median" and not state.passthrough:
+        state.n_channels = message.data.shape[self._axis_of(message)]
+        if not state.passthrough:
             state.members, state.ends, state.gains = Groups.of(state)
 
     def settling_time(self, tolerance: float, gain: float) -> float:
         """See :class:`ezmsg.mlx.stream.fusible.Settles`: a reference is that of one sample."""
         return 0.0
+
+    def fuse(self, message: AxisArray) -> FusedStage | None:
+        """See :mod:`ezmsg.mlx.stream.fusible`."""
+        return fuse_common_rereference(self, message)
+
+    def groups(self) -> Groups | None:
+        """The channels that share a reference; None where there is none, or before the first message."""
+        state = self._state
+        if state.members is None or state.ends is None or state.gains is None:
+            return None
+        return Groups(state.members, state.ends, state.gains)
+
+    def _axis_of(self, message: AxisArray) -> int:
+        return message.get_axis_idx(self.settings.axis or resolve_feature_dim(message))
 
     def _hash_message(self, message: AxisArray) -> int:
         if type(message) is not AxisArray:
@@ -114,44 +177,108 @@ class CommonRereferenceTransformer(
         return self._message_hash(message, extra=(type(message.data), message.data.dtype))
 
     def _process(self, message: AxisArray) -> AxisArray:
-        state = self._state
-        if self.settings.mode != "median" or state.passthrough:
-            return super()._process(message)
-        data = message.data
-        axis = message.get_axis_idx(self.settings.axis or resolve_feature_dim(message))
+        data, axis, mode = message.data, self._axis_of(message), self.settings.mode
+        if data.shape[axis] != self._state.n_channels:
+            # Along the stream dimension, whose length no hash has.
+            self._reset_state(message)
+        groups = self.groups()
+        if mode == "passthrough" or groups is None:
+            return message
         if is_mlx_array(data):
-            import mlx.core as mx
-
-            if data.dtype != mx.float32 or (uses_gpu() and not state.single):
-                return super()._process(message)
-            return replace(message, data=self._of_mlx(data, axis))
-        if type(data) is np.ndarray and data.dtype == np.float32:
-            return replace(message, data=self._known_groups().subtract(data, axis))
+            y = _without_reference(data, axis, mode, groups)
+            return super()._process(message) if y is None else replace(message, data=y)
+        if type(data) is np.ndarray and data.dtype.kind in "biuf":
+            if mode == "mean":
+                return replace(message, data=groups.without_means(data, axis))
+            if data.dtype == np.float32:
+                return replace(message, data=groups.without_medians(data, axis))
         return super()._process(message)
 
-    def _of_mlx(self, data: mx.array, axis: int) -> mx.array:
-        import mlx.core as mx
 
-        if uses_gpu():
-            # ezmsg-sigproc gathers and scatters all channels besides.
-            y = data - mx.median(data, axis=axis, keepdims=True)
-            return y if self._state.scale == 1.0 else y * self._state.scale
-        groups, samples = self._known_groups(), np.asarray(data)
-        if axis != samples.ndim - 1 or not samples.flags.c_contiguous:
-            return mx.array(groups.subtract(samples, axis))
-        from .kernels.cpu.compiled import computed
-        from .kernels.cpu.median import subtract_medians
+def _without_reference(data: mx.array, axis: int, mode: str, groups: Groups) -> mx.array | None:
+    """None: what ezmsg-sigproc does for data of this dtype."""
+    import mlx.core as mx
 
-        return computed(
-            samples.reshape(-1, samples.shape[axis]),
-            data.shape,
-            lambda source, target: subtract_medians(source, target, *groups),
-        )
+    if mode == "median":
+        if data.dtype != mx.float32:
+            return None
+        return groups.on_device(data, axis, mode) if uses_gpu() else _without_medians(data, axis, groups)
+    if data.dtype in (mx.float16, mx.bfloat16):
+        return groups.on_device(data.astype(mx.float32), axis, mode).astype(data.dtype)
+    return groups.on_device(data, axis, mode) if data.dtype in (mx.float32, mx.float64) else None
 
-    def _known_groups(self) -> Groups:
-        state = self._state
-        assert state.members is not None and state.ends is not None and state.gains is not None
-        return Groups(state.members, state.ends, state.gains)
+
+def _without_medians(data: mx.array, axis: int, groups: Groups) -> mx.array:
+    import mlx.core as mx
+
+    samples = np.asarray(data)
+    if axis != samples.ndim - 1 or not samples.flags.c_contiguous:
+        return mx.array(groups.without_medians(samples, axis))
+    from .kernels.cpu.compiled import computed
+    from .kernels.cpu.median import subtract_medians
+
+    return computed(
+        samples.reshape(-1, samples.shape[axis]),
+        data.shape,
+        lambda source, target: subtract_medians(source, target, *groups),
+    )
+
+
+class FusedCommonRereference(OfEachSample[sigproc.CommonRereferenceTransformer]):
+    """A common reference as a function of arrays."""
+
+    def __init__(self, transformer: sigproc.CommonRereferenceTransformer, message: AxisArray) -> None:
+        super().__init__(transformer, message)
+        self.channels = message.get_axis_idx(transformer.settings.axis or resolve_feature_dim(message))
+        self._n_channels = message.data.shape[self.channels]
+        self._share, self._is_last = np.float32(1.0 / self._n_channels), self.channels == message.data.ndim - 1
+        self._mode, self._groups = transformer.settings.mode, Groups.of(transformer.state)
+        self._is_one, self._gain = self._groups.is_all_of(self._n_channels), np.float32(self._groups.gains[0])
+        if not uses_gpu():
+            from .kernels.cpu import loops, median
+
+            median.compile_ahead()
+            self._subtract_row_means = loops.subtract_row_means
+            self._subtract = loops.subtract_means if self._mode == "mean" else median.subtract_medians
+
+    def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
+        """See :class:`~ezmsg.mlx.stream.fusible.FusedStage`."""
+        if not isinstance(x, np.ndarray):
+            return self._groups.on_device(x, self.channels, self._mode), arrays
+        if self._is_one and self._mode == "mean":
+            return self._without_mean(x), arrays
+        if self._is_last:
+            rows = x.reshape(-1, self._n_channels)
+            self._subtract(rows, rows, *self._groups)
+            return x, arrays
+        subtract = self._groups.without_means if self._mode == "mean" else self._groups.without_medians
+        return subtract(x, self.channels), arrays
+
+    def _without_mean(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        if self._is_last:
+            self._subtract_row_means(x.reshape(-1, self._n_channels), self._share)
+        else:
+            # In order along the axis, as MLX adds up.
+            means: npt.NDArray[np.float32] = np.add.reduce(x, axis=self.channels, keepdims=True) * self._share
+            x -= means
+        if self._gain != 1.0:
+            x *= self._gain
+        return x
+
+
+def fuse_common_rereference(transformer: sigproc.CommonRereferenceTransformer, message: AxisArray) -> FusedStage | None:
+    """The common reference of this package or of ezmsg-sigproc, unless it is one over samples.
+
+    Means of groups are ezmsg-sigproc's own there, with NaN in all channels; so are medians of groups on a GPU.
+    """
+    state, mode = transformer.state, transformer.settings.mode
+    if mode not in ("mean", "median") or state.passthrough:
+        return PassesThrough(transformer, message)
+    is_ours = isinstance(transformer, CommonRereferenceTransformer)
+    if not (is_ours or state.single) and (mode == "mean" or uses_gpu()):
+        return None
+    stage = FusedCommonRereference(transformer, message)
+    return None if stage.channels == stage.axis else stage
 
 
 class CommonRereference(

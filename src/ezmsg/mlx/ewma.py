@@ -12,11 +12,12 @@ from ezmsg.baseproc import BaseStatefulTransformer, BaseTransformerUnit, process
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
-from .kernels import Path, check_kernel_path, default_path, kernel
+from .kernels import Path, check_kernel_path, default_path, kernel, recursion
 from .kernels.contract import schedule_after, schedule_before
 from .scan import normalize_axis, normalize_chunk_sizes
 from .stream.convert import as_float32, is_mlx_array
-from .stream.fusible import averaging_time
+from .stream.device import uses_gpu
+from .stream.fusible import Advance, Array, FusedStage, PassesThrough, averaging_time
 from .stream.segments import is_same_rate, sampling_period, stream_dimension, with_known_rate
 from .stream.unit import (
     TransformerTakesSettings,
@@ -289,6 +290,10 @@ class EWMATransformer(TransformerTakesSettings, AveragesStream[EWMASettings, EWM
             return 0.0
         return averaging_time(self.settings.time_constant, tolerance) if self.settings.accumulate else math.inf
 
+    def fuse(self, message: AxisArray) -> FusedStage | None:
+        """See :mod:`ezmsg.mlx.stream.fusible`."""
+        return fuse_averaging(self, message, FusedAverage)
+
     def _begin(self, message: AxisArray) -> None:
         state = self._state
         if not is_mlx_array(message.data):
@@ -315,12 +320,12 @@ class EWMATransformer(TransformerTakesSettings, AveragesStream[EWMASettings, EWM
             return sigproc.EWMATransformer._process(self, message)
         if isinstance(state.zi, np.ndarray):
             self._change_backend(message)
-        zi = cast("mx.array", state.zi)
         path = default_path()
-        data = as_float32(message.data, _OPERATION)
+        data, zi = as_float32(message.data, _OPERATION), state.zi
+        assert zi is not None and not isinstance(zi, np.ndarray)
         schedule_before(path, zi)
-        run = kernel("ewma", path).run
-        average, zf = run(data, state.alpha, zi, state.axis_idx, self.settings.mlx_metal_chunk_sizes)
+        sizes = self.settings.mlx_metal_chunk_sizes
+        average, zf = recursion("ewma", path)(data, state.alpha, zi, state.axis_idx, sizes)
         if self.settings.accumulate:
             schedule_after(path, zf, first=state.n_seen == 0)
             state.zi = zf
@@ -384,6 +389,69 @@ class EWMATransformer(TransformerTakesSettings, AveragesStream[EWMASettings, EWM
         else:
             dtype = message.data.dtype if message.data.dtype.kind in "fc" else np.float64
             state.zi = (rest * weight_after(n_seen, state.alpha) * average).astype(dtype)
+
+
+class FusedAverage(FusedStage[EWMATransformer]):
+    """A moving average as a function of arrays.
+
+    Array: its state, with weights until they have settled. Count: the samples so far.
+    """
+
+    subtracts = False
+
+    def __init__(self, transformer: EWMATransformer, message: AxisArray) -> None:
+        super().__init__(transformer, message)
+        state, settings = transformer.state, transformer.settings
+        self._alpha, self._known_gain, self._sizes = state.alpha, state.gain, settings.mlx_metal_chunk_sizes
+        self._accumulates, self._run = settings.accumulate, recursion("ewma", default_path())
+        self._is_weighted = state.zi is not None and state.zi.shape[self.axis] == 4
+
+    def allows_rate(self, gain: float) -> bool:
+        """See :class:`~ezmsg.mlx.stream.fusible.FusedStage`."""
+        return is_same_rate(gain, self._known_gain)
+
+    def load(self) -> tuple[tuple[mx.array, ...], int] | None:
+        """See :class:`~ezmsg.mlx.stream.fusible.FusedStage`."""
+        state = self.transformer.state
+        zi: object = state.zi
+        if not is_mlx_array(zi):
+            # A message of NumPy's has come between; the transformer goes on from its state.
+            return None
+        if not (self._is_weighted and zi.shape[self.axis] == 2 and uses_gpu()):
+            return (zi,), state.n_seen
+        import mlx.core as mx
+
+        # The transformer has stopped correcting, but the function is compiled for a state with weights: all are 1.
+        high, low = mx.split(zi, 2, axis=self.axis)
+        return (mx.concatenate([zi, mx.ones_like(high), mx.zeros_like(low)], axis=self.axis),), state.n_seen
+
+    def store(self, arrays: tuple[mx.array, ...], counts: int) -> None:
+        """See :class:`~ezmsg.mlx.stream.fusible.FusedStage`."""
+        state = self.transformer.state
+        (state.zi,), state.n_seen = arrays, counts
+
+    def advance(self, n_samples: int, counts: int) -> Advance | None:
+        """See :class:`~ezmsg.mlx.stream.fusible.FusedStage`."""
+        if not self._accumulates:
+            return Advance(None, n_samples, counts)
+        counts += n_samples
+        # The transformer itself looks whether the weights have settled.
+        is_left = counts >= self.transformer.state.next_weight_check
+        return None if is_left else Advance(None, n_samples, counts)
+
+    def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
+        """See :class:`~ezmsg.mlx.stream.fusible.FusedStage`."""
+        y, after = self._run(x, self._alpha, arrays[0], self.axis, self._sizes)
+        if self.subtracts:
+            y = np.subtract(x, y, out=x) if isinstance(x, np.ndarray) else x - y
+        return y, (after,) if self._accumulates else arrays
+
+
+def fuse_averaging(transformer: EWMATransformer, message: AxisArray, kind: type[FusedAverage]) -> FusedStage | None:
+    """*transformer* as a stage of that *kind*, while its state is MLX's."""
+    if transformer.settings.passthrough:
+        return PassesThrough(transformer, message)
+    return kind(transformer, message) if is_mlx_array(transformer.state.zi) else None
 
 
 class EWMAUnit(UnitTakesSettings, BaseTransformerUnit[EWMASettings, AxisArray, AxisArray, EWMATransformer]):

@@ -11,18 +11,24 @@ import ezmsg.core as ez
 import ezmsg.sigproc.filter as sigproc
 import numpy as np
 import numpy.typing as npt
-from ezmsg.baseproc import BaseStatefulTransformer, BaseTransformerUnit, processor_state, suppress_axis_deprecation
+from ezmsg.baseproc import (
+    BaseStatefulTransformer,
+    BaseTransformerUnit,
+    processor_state,
+    resolve_stream_dim,
+    suppress_axis_deprecation,
+)
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 from scipy.signal import sosfilt_zi
 
-from .kernels import default_path, kernel
+from .kernels import default_path, kernel, recursion
 from .kernels.contract import schedule_after, schedule_before
 from .scan import normalize_chunk_sizes
 from .sosfilt import MAX_CHUNK_SIZE
 from .stream.coefficients import Coefficients, Form, carried_state
 from .stream.convert import as_float32, is_mlx_array
-from .stream.fusible import filter_time
+from .stream.fusible import Array, FusedStage, PassesThrough, filter_time
 from .stream.segments import first_samples, is_same_rate, sampling_period, stream_dimension, with_known_rate
 from .stream.unit import TransformerTakesSettings, UnitTakesSettings, check_fields, check_message, own_settings
 
@@ -80,6 +86,12 @@ def as_scipy(state: FilterState) -> npt.NDArray | None:
         return z
     high, low = np.split(z, 2, axis=state.axis_idx + 1)
     return high.astype(np.float64) + low
+
+
+def _of_mlx(zi: npt.NDArray | mx.array | None) -> mx.array:
+    """The state of a filter that a kernel computes."""
+    assert zi is not None and not isinstance(zi, np.ndarray)
+    return zi
 
 
 def for_sigproc(message: AxisArray, place: str) -> AxisArray:
@@ -178,6 +190,10 @@ class FilterTransformer(TransformerTakesSettings, _Filters, sigproc.FilterTransf
     def settling_time(self, tolerance: float, gain: float) -> float:
         """See :class:`ezmsg.mlx.stream.fusible.Settles`."""
         return filter_time(self.settings.coefs, self.settings.coef_type, tolerance, gain)
+
+    def fuse(self, message: AxisArray) -> FusedStage | None:
+        """See :mod:`ezmsg.mlx.stream.fusible`; a filter that is computed elsewhere than on the device is not fused."""
+        return PassesThrough(self, message) if self.settings.coefs is None else FusedSections.of(self, message)
 
     def _is_to_skip(self, message: AxisArray) -> bool:
         if type(message) is not AxisArray:
@@ -337,13 +353,13 @@ class FilterTransformer(TransformerTakesSettings, _Filters, sigproc.FilterTransf
             result = super()._process(for_sigproc(message, state.place))
             return replace(message, data=to_mlx(result.data)) if is_mlx_array(message.data) else result
         path = default_path()
-        schedule_before(path, cast("mx.array", state.zi))
+        schedule_before(path, _of_mlx(state.zi))
         data = as_float32(message.data, _OPERATION)
         if state.not_begun is not None:
             self._begin(data)
-        sizes = self.settings.mlx_metal_chunk_sizes
-        sections = cast("npt.NDArray[np.float64]", state.sections)
-        y, zf = kernel("sosfilt", path).run(data, sections, cast("mx.array", state.zi), state.axis_idx, sizes)
+        sizes, sections = self.settings.mlx_metal_chunk_sizes, state.sections
+        assert sections is not None
+        y, zf = recursion("sosfilt", path)(data, sections, _of_mlx(state.zi), state.axis_idx, sizes)
         schedule_after(path, zf, first=state.is_fresh)
         state.zi, state.is_fresh = zf, False
         return replace(message, data=y)
@@ -361,6 +377,66 @@ class FilterTransformer(TransformerTakesSettings, _Filters, sigproc.FilterTransf
 
             self._bank = coefficients, FilterBank([b / a[0]])
         return self._bank[1]
+
+
+class FusedSections(FusedStage["FilterTransformer | FilterByDesign"]):
+    """Second-order sections as a function of arrays. Array: their state.
+
+    Args:
+        transformer: The filter, or one that designs it and keeps it in its state.
+        message: As it came into the transformer.
+        sections: Those of the filter.
+        gain: The sampling period that its state is for.
+    """
+
+    def __init__(
+        self,
+        transformer: FilterTransformer | FilterByDesign,
+        message: AxisArray,
+        sections: npt.NDArray[np.float64],
+        gain: float,
+    ) -> None:
+        super().__init__(transformer, message)
+        self._sections, self._known_gain = sections, gain
+        self._run, self._sizes = recursion("sosfilt", default_path()), transformer.settings.mlx_metal_chunk_sizes
+
+    @classmethod
+    def of(cls, transformer: FilterTransformer | FilterByDesign, message: AxisArray) -> FusedSections | None:
+        """The filter that *transformer* is, if a kernel computes it."""
+        found = filter_of(transformer)
+        state = None if found is None else found.state
+        if state is None or state.sections is None or message.dims[state.axis_idx] != resolve_stream_dim(message):
+            return None
+        return cls(transformer, message, state.sections, state.gain)
+
+    def allows_rate(self, gain: float) -> bool:
+        """See :class:`~ezmsg.mlx.stream.fusible.FusedStage`."""
+        return is_same_rate(gain, self._known_gain)
+
+    def load(self) -> tuple[tuple[mx.array, ...], None] | None:
+        """See :class:`~ezmsg.mlx.stream.fusible.FusedStage`."""
+        found = filter_of(self.transformer)
+        state = FilterState() if found is None else found.state
+        zi: object = state.zi
+        # Other sections, and channels that have not begun, are for the transformer itself.
+        if state.sections is None or state.not_begun is not None or not is_mlx_array(zi):
+            return None
+        return ((zi,), None) if np.array_equal(state.sections, self._sections) else None
+
+    def store(self, arrays: tuple[mx.array, ...], counts: None) -> None:
+        """See :class:`~ezmsg.mlx.stream.fusible.FusedStage`."""
+        if (found := filter_of(self.transformer)) is not None:
+            found.state.zi = arrays[0]
+
+    def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
+        """See :class:`~ezmsg.mlx.stream.fusible.FusedStage`."""
+        y, zf = self._run(x, self._sections, arrays[0], self.axis, self._sizes)
+        return y, (zf,)
+
+
+def filter_of(transformer: FilterTransformer | FilterByDesign) -> FilterTransformer | None:
+    """The filter that *transformer* is, or has designed, which is another one after each reset; None before."""
+    return transformer if isinstance(transformer, FilterTransformer) else transformer.state.filter
 
 
 class Filter(UnitTakesSettings, BaseTransformerUnit[FilterSettings, AxisArray, AxisArray, FilterTransformer]):
@@ -441,6 +517,10 @@ class FilterByDesign(
             return 0.0
         coef_type = "sos" if self._AS_SECTIONS else self.settings.coef_type
         return filter_time(self._designed(1.0 / gain, coef_type), coef_type, tolerance, gain)
+
+    def fuse(self, message: AxisArray) -> FusedStage | None:
+        """See :mod:`ezmsg.mlx.stream.fusible`; a filter that is computed elsewhere than on the device is not fused."""
+        return FusedSections.of(self, message) if self.settings.order else PassesThrough(self, message)
 
     def _hash_message(self, message: AxisArray) -> int:
         if self._state.filter is not None:

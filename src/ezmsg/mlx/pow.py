@@ -1,5 +1,7 @@
 """Element-wise power that takes MLX's own functions where it has them."""
 
+from __future__ import annotations
+
 import math
 
 import ezmsg.sigproc.math.pow as sigproc
@@ -9,6 +11,7 @@ from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
 from .stream.convert import is_mlx_array
+from .stream.fusible import Array, OfEachSample
 from .stream.unit import TransformerTakesSettings, UnitTakesSettings, as_float, check_message, is_real
 
 
@@ -52,6 +55,21 @@ class PowTransformer(
             # NumPy before 2.3 gives int8 for the square of booleans.
             return replace(message, data=message.data.astype(np.float64) ** exponent)
         return replace(message, data=message.data**exponent)
+
+    def fuse(self, message: AxisArray) -> FusedPow:
+        """See :mod:`ezmsg.mlx.stream.fusible`."""
+        return FusedPow(self, message)
+
+
+class FusedPow(OfEachSample[sigproc.PowTransformer]):
+    """A power as a function of arrays."""
+
+    def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
+        """See :class:`~ezmsg.mlx.stream.fusible.FusedStage`."""
+        exponent = float(self.transformer.settings.exponent)
+        if isinstance(x, np.ndarray):
+            return (np.multiply(x, x, out=x) if exponent == 2.0 else np.power(x, exponent, out=x)), arrays
+        return (x * x if exponent == 2.0 else x**exponent), arrays
 
 
 class Pow(UnitTakesSettings, BaseTransformerUnit[PowSettings, AxisArray, AxisArray, PowTransformer]):

@@ -27,11 +27,12 @@ from .ewma import (
     pairs_of,
     values_of,
 )
-from .kernels import Path, check_kernel_path, default_path, kernel
+from .kernels import Path, check_kernel_path, default_path, kernel, recursion
 from .kernels.contract import schedule_after, schedule_before
 from .scan import normalize_axis, normalize_chunk_sizes
 from .stream.convert import as_float32, is_mlx_array
-from .stream.fusible import averaging_time
+from .stream.fusible import Advance, Array, FusedStage, PassesThrough, averaging_time
+from .stream.segments import is_same_rate
 from .stream.unit import TransformerTakesSettings, UnitTakesSettings, check_mlx
 
 if TYPE_CHECKING:
@@ -172,6 +173,12 @@ class AdaptiveStandardScalerTransformer(
             return 0.0
         return averaging_time(self.settings.time_constant, tolerance) if self.settings.accumulate else math.inf
 
+    def fuse(self, message: AxisArray) -> FusedStage | None:
+        """See :mod:`ezmsg.mlx.stream.fusible`."""
+        if self.settings.passthrough:
+            return PassesThrough(self, message)
+        return None if self._state.zi is None else FusedScores(self, message)
+
     def _begin(self, message: AxisArray) -> None:
         state = self._state
         state.n_seen = 0
@@ -196,12 +203,12 @@ class AdaptiveStandardScalerTransformer(
             return self._process_numpy(message)
         if state.zi is None:
             self._go_on_with_mlx(message)
-        zi = cast("mx.array", state.zi)
         path = default_path()
-        data = as_float32(message.data, _OPERATION)
+        data, zi = as_float32(message.data, _OPERATION), state.zi
+        assert zi is not None and state.alpha is not None
         schedule_before(path, zi)
-        run = kernel("zscore", path).run
-        scores, zf = run(data, state.alpha, zi, state.axis_idx, self.settings.mlx_metal_chunk_sizes)
+        sizes = self.settings.mlx_metal_chunk_sizes
+        scores, zf = recursion("zscore", path)(data, state.alpha, zi, state.axis_idx, sizes)
         if self.settings.accumulate:
             schedule_after(path, zf, first=state.n_seen == 0)
             state.zi = zf
@@ -238,6 +245,40 @@ class AdaptiveStandardScalerTransformer(
         samples, squares = cast(EWMATransformer, state.samps_ewma), cast(EWMATransformer, state.vars_sq_ewma)
         samples.go_on(message, mean, weight, n_seen)
         squares.go_on(message, variance + mean**2, weight, n_seen)
+
+
+class FusedScores(FusedStage[AdaptiveStandardScalerTransformer]):
+    """z-scores as a function of arrays. Array: mean, variance and weight. Count: the samples so far."""
+
+    def __init__(self, transformer: AdaptiveStandardScalerTransformer, message: AxisArray) -> None:
+        super().__init__(transformer, message)
+        state, settings = transformer.state, transformer.settings
+        assert state.alpha is not None
+        self._alpha, self._known_gain, self._sizes = state.alpha, state.gain, settings.mlx_metal_chunk_sizes
+        self._accumulates, self._run = settings.accumulate, recursion("zscore", default_path())
+
+    def allows_rate(self, gain: float) -> bool:
+        """See :class:`~ezmsg.mlx.stream.fusible.FusedStage`."""
+        return is_same_rate(gain, self._known_gain)
+
+    def load(self) -> tuple[tuple[mx.array, ...], int] | None:
+        """See :class:`~ezmsg.mlx.stream.fusible.FusedStage`."""
+        state = self.transformer.state
+        return None if state.zi is None else ((state.zi,), state.n_seen)
+
+    def store(self, arrays: tuple[mx.array, ...], counts: int) -> None:
+        """See :class:`~ezmsg.mlx.stream.fusible.FusedStage`."""
+        state = self.transformer.state
+        (state.zi,), state.n_seen = arrays, counts
+
+    def advance(self, n_samples: int, counts: int) -> Advance:
+        """See :class:`~ezmsg.mlx.stream.fusible.FusedStage`."""
+        return Advance(None, n_samples, counts + n_samples if self._accumulates else counts)
+
+    def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
+        """See :class:`~ezmsg.mlx.stream.fusible.FusedStage`."""
+        y, after = self._run(x, self._alpha, arrays[0], self.axis, self._sizes)
+        return y, (after,) if self._accumulates else arrays
 
 
 class AdaptiveStandardScaler(

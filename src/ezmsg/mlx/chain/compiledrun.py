@@ -28,7 +28,7 @@ from ..stream.convert import MLX_DTYPES, copied, is_integer, mlx_to_integers, re
 from ..stream.device import ToHost, keep_on_host, to_host
 from ..stream.fusible import Array, FusedStage
 from ..stream.hostmemory import Block, device_memory
-from .fusedrun import ON_ENTRY, Arrays, Configured, Ends, FusedRun, Key, Plan, Resident
+from .fusedrun import ON_ENTRY, Configured, Ends, FusedRun, Key, Loaded, Plan, Resident
 
 STAGED = {dtype: dtype if dtype.itemsize < 4 else np.dtype(np.float32) for dtype in ON_ENTRY}
 """By the dtype of a message, that in which it is copied to memory that the device reads: narrow ones are widened on the
@@ -139,7 +139,7 @@ _LOOKAHEAD = 256
 """Messages whose variants are worked out ahead."""
 
 
-class CompiledRun(FusedRun):
+class CompiledRun(FusedRun[Flat, Begun]):
     """Uploads a message, runs one compiled function, and reads the result.
 
     Args:
@@ -231,7 +231,7 @@ class CompiledRun(FusedRun):
 
     def _keys_ahead(self, n_samples: int) -> dict[Key, Plan]:
         """What messages of this length may do, from the present counts on and after an odd message."""
-        now = cast(Resident, self._resident).counts
+        now = self._present().counts
         found: dict[Key, Plan] = {}
         odd = self._steps(1, now)
         for counts in (now, now if odd is None else odd.counts):
@@ -243,6 +243,11 @@ class CompiledRun(FusedRun):
                 found.setdefault(steps.key, steps)
         return found
 
+    def _present(self) -> Resident[Flat]:
+        resident = self._resident
+        assert resident is not None
+        return resident
+
     def _compiled(self, steps: Plan) -> Function:
         shape, n_after = self._likeness.shape(steps.key[0]), steps.lengths[-1]
         n_values = math.prod(self._result_shape(n_after)) if self._write is not None else 0
@@ -253,7 +258,7 @@ class CompiledRun(FusedRun):
         # Of zeros, and the state as it is: compiled and run once, and forgotten. The memory for messages and results
         # is that of the stream.
         zeros = np.zeros(shape, self._likeness.dtype) if self._has_entry else mx.zeros(shape)
-        begun = self._started(function, zeros, cast(Resident, self._resident).arrays, steps)
+        begun = self._started(function, zeros, self._present().arrays, steps)
         mx.eval(begun.outputs)
         self._result_of(begun)
         return function
@@ -328,11 +333,11 @@ class CompiledRun(FusedRun):
         self._in_flight.clear()
         return result
 
-    def _from_transformers(self, arrays: Arrays) -> Flat:
+    def _from_transformers(self, arrays: Loaded) -> Flat:
         self._sizes = tuple(map(len, arrays))
-        return [array for held in cast("Sequence[tuple[mx.array, ...]]", arrays) for array in held]
+        return [array for held in arrays for array in held]
 
-    def _for_transformers(self, state: Flat) -> Sequence[tuple[mx.array, ...]]:
+    def _for_transformers(self, state: Flat) -> Loaded:
         return _grouped(state, self._sizes)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import abc
+import functools
+import weakref
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +28,11 @@ class Likeness:
 
     Args:
         message: Of which :meth:`has_regular_samples` is true.
+        allows_rate: Whether a message of another sampling period is alike.
     """
 
-    def __init__(self, message: AxisArray) -> None:
+    def __init__(self, message: AxisArray, allows_rate: Callable[[float], bool]) -> None:
+        self._allows_rate = allows_rate
         data, self.dim = message.data, resolve_stream_dim(message)
         self.axis = message.get_axis_idx(self.dim)
         self._array_type, self.dtype = type(data), data.dtype
@@ -62,7 +66,9 @@ class Likeness:
         if len(shape) <= axis or shape[:axis] != self._before or shape[axis + 1 :] != self._after:
             return None
         dims, key, stream_dim = self._names
-        if message.key != key or message.stream_dim != stream_dim or message.dims != dims:
+        if message.key != key or message.stream_dim != stream_dim:
+            return None
+        if message.dims != dims and list(message.dims) != dims:
             return None
         return shape[axis] if self._has_same_axes(message) else None
 
@@ -78,8 +84,8 @@ class Likeness:
                 if (
                     not isinstance(before, LinearAxis)
                     or type(axis) is not LinearAxis
-                    or axis.gain != before.gain
                     or axis.unit != before.unit
+                    or (axis.gain != before.gain and not self._allows_rate(axis.gain))
                 ):
                     return False
             elif not same_axis(before, axis):
@@ -91,16 +97,20 @@ class Likeness:
 Arrays: TypeAlias = Sequence[tuple[Array, ...]]
 """The arrays of each stage."""
 
-State: TypeAlias = Any
+Loaded: TypeAlias = "Sequence[tuple[mx.array, ...]]"
+"""The same, as transformers have them."""
+
+StateT = TypeVar("StateT")
 """The arrays of all stages, in whatever form a run keeps them."""
 
-Begun: TypeAlias = Any
+BegunT = TypeVar("BegunT")
 """What a run needs to know of the computation that it has begun."""
 
 Key: TypeAlias = tuple[int, tuple[Hashable, ...]]
 """What tells functions apart: the length of the message, and the variants of the stages."""
 
 
+@runtime_checkable
 class Configured(Protocol):
     """A transformer, of which a run asks no more than its settings."""
 
@@ -122,13 +132,19 @@ class Plan(NamedTuple):
     """Stages that change the axes, with the length and the counts before the message."""
 
 
-class Resident(NamedTuple):
-    """The state of all stages, while it is here and not in the transformers."""
+class Resident(Generic[StateT]):
+    """The state of all stages, while it is here and not in the transformers.
 
-    arrays: State
-    counts: tuple[Hashable, ...]
-    ahead: Plan | None
-    """What another message as long as the last one does; None if that is not known."""
+    Args:
+        arrays: Those of all stages.
+        counts: Those of each stage.
+        ahead: What another message as long as the last one does; None if that is not known.
+    """
+
+    __slots__ = ("ahead", "arrays", "counts")
+
+    def __init__(self, arrays: StateT, counts: tuple[Hashable, ...], ahead: Plan | None) -> None:
+        self.arrays, self.counts, self.ahead = arrays, counts, ahead
 
 
 class Ends(NamedTuple):
@@ -140,7 +156,25 @@ class Ends(NamedTuple):
     """Gives NumPy data; None where it stays MLX's."""
 
 
-class FusedRun(abc.ABC):
+_holders: dict[int, weakref.ref[FusedRun]] = {}
+"""The runs that have the state of a transformer, by the identity of that. A transformer may stand in several runs, for
+messages of different kinds, and in several chains."""
+
+
+def give_back(transformer: object) -> None:
+    """Have the run that has the state of *transformer*, in whichever chain, give it back."""
+    held = _holders.get(id(transformer))
+    if held is not None and (run := held()) is not None:
+        run.store()
+
+
+def _forget(transformers: Sequence[int], gone: weakref.ref[FusedRun]) -> None:
+    for each in transformers:
+        if _holders.get(each) is gone:
+            del _holders[each]
+
+
+class FusedRun(abc.ABC, Generic[StateT, BegunT]):
     """A run of stages.
 
     ``how`` says how it computes, for those who ask.
@@ -167,7 +201,7 @@ class FusedRun(abc.ABC):
     ) -> None:
         self.first, self.stop = first, first + len(transformers)
         self.stages, self.ends = tuple(stages), ends
-        self._likeness = Likeness(message)
+        self._likeness = Likeness(message, lambda gain: all(stage.allows_rate(gain) for stage in stages))
         # Settings are known by identity: they are frozen, and changed by being replaced. The hash is the one that
         # ezmsg-baseproc's stateful transformers keep of the messages that their state is for. It is private, and there
         # is no public way to ask; test_chain_fused.py notices when it goes.
@@ -188,14 +222,17 @@ class FusedRun(abc.ABC):
         self._dtype = ends.exit.settings.dtype if ends.exit is not None else None
         self._result_dtype = dtype_name(result.data)
         self._rounds = ends.exit is not None and ends.exit.settings.rounding == "nearest"
-        self._resident: Resident | None = None
-        self.before_load: Callable[[FusedRun], None] = lambda run: None
-        """Called with this run before the state is taken over, for others that may have it."""
+        self._resident: Resident[StateT] | None = None
+        self._itself = weakref.ref(self, functools.partial(_forget, [id(stage) for stage in transformers]))
 
-    def __call__(self, message: AxisArray) -> AxisArray | None:
+    def __call__(self, message: AxisArray, undo: list[Callable[[], None]] | None = None) -> AxisArray | None:
         """The result of *message*, or None where the stages have to run it one by one.
 
         The state changes when nothing can go wrong any more.
+
+        Args:
+            message: The message.
+            undo: Given a function that makes the state what it was before the message.
         """
         n_samples = self._likeness.n_samples(message)
         if not n_samples or not self._is_set_up() or not self._takes(n_samples):
@@ -203,6 +240,8 @@ class FusedRun(abc.ABC):
         resident = self._resident or self._load()
         if resident is None:
             return None
+        if undo is not None:
+            undo.append(functools.partial(self.hold, resident))
         steps = resident.ahead
         if steps is None or steps.key[0] != n_samples:
             steps = self._steps(n_samples, resident.counts)
@@ -235,22 +274,29 @@ class FusedRun(abc.ABC):
             for transformer, (known, settings) in zip(transformers, self._known, strict=False)
         )
 
+    @property
+    def resident(self) -> Resident[StateT] | None:
+        """The state, while it is here; None while it is in the transformers."""
+        return self._resident
+
     def store(self) -> None:
         """Give the state back to the transformers."""
         if self._resident is not None:
-            arrays, counts, _ = self._resident
+            arrays, counts = self._resident.arrays, self._resident.counts
             self._resident = None
+            for transformer, _ in self._known:
+                _holders.pop(id(transformer), None)
             for stage, held, count in zip(self.stages, self._for_transformers(arrays), counts, strict=False):
                 stage.store(held, count)
 
-    def undo(self) -> Callable[[], None]:
-        """A function that makes the state what it is now."""
-        before = self._resident
-
-        def restore() -> None:
-            self._resident = before
-
-        return restore
+    def hold(self, resident: Resident[StateT]) -> None:
+        """Have the state of all stages here from now on, whatever is in the transformers and in other runs."""
+        for transformer, _ in self._known:
+            if (held := _holders.get(id(transformer))) is not self._itself:
+                if held is not None:
+                    give_back(transformer)
+                _holders[id(transformer)] = self._itself
+        self._resident = resident
 
     def _is_set_up(self) -> bool:
         for transformer, settings in self._known:
@@ -261,17 +307,19 @@ class FusedRun(abc.ABC):
                 return False
         return True
 
-    def _load(self) -> Resident | None:
+    def _load(self) -> Resident[StateT] | None:
         """Take the state over from the transformers, if it can be."""
-        self.before_load(self)
+        for transformer, _ in self._known:
+            give_back(transformer)
         loaded = []
         for stage in self.stages:
             if (state := stage.load()) is None:
                 return None
             loaded.append(state)
         arrays = self._from_transformers([a for a, _ in loaded])
-        self._resident = Resident(arrays, tuple(c for _, c in loaded), None)
-        return self._resident
+        resident = Resident(arrays, tuple(c for _, c in loaded), None)
+        self.hold(resident)
+        return resident
 
     def _steps(self, n_samples: int, counts: tuple[Hashable, ...]) -> Plan | None:
         length, n_stages = n_samples, len(counts)
@@ -313,6 +361,9 @@ class FusedRun(abc.ABC):
         for stage, held, variant, length in zip(self.stages, arrays, variants, lengths, strict=False):
             if x is not None:
                 x, held = stage.apply(x, held, variant)
+                if type(x) is np.ndarray and not (x.flags.carray and x.itemsize <= 4):
+                    # A view that the next stage could not write to as it is, or float64.
+                    x = np.require(x, None if x.itemsize <= 4 else np.float32, ["C", "W", "A"])
                 if length == 0:
                     # The stages behind have nothing to do: no samples change no state.
                     x = None
@@ -328,19 +379,19 @@ class FusedRun(abc.ABC):
         """Whether the function for *key* is there."""
 
     @abc.abstractmethod
-    def _begin(self, data: Array, state: State, steps: Plan) -> Begun:
+    def _begin(self, data: Array, state: StateT, steps: Plan) -> BegunT:
         """Begin to compute, for a message with this *data*."""
 
     @abc.abstractmethod
-    def _finish(self, begun: Begun) -> tuple[Array, State]:
+    def _finish(self, begun: BegunT) -> tuple[Array, StateT]:
         """The data of the result, and the state after it."""
 
     @abc.abstractmethod
-    def _from_transformers(self, arrays: Arrays) -> State:
+    def _from_transformers(self, arrays: Loaded) -> StateT:
         """The state, from what the stages have loaded."""
 
     @abc.abstractmethod
-    def _for_transformers(self, state: State) -> Sequence[tuple[mx.array, ...]]:
+    def _for_transformers(self, state: StateT) -> Loaded:
         """What the stages store."""
 
 
@@ -355,7 +406,7 @@ KEPT_FLOATS = 1 << 20
 """Float32 values that a run keeps memory for (4 MiB), so that rare long messages do not hold it for good."""
 
 
-class HostRun(FusedRun):
+class HostRun(FusedRun[Arrays, tuple[Array, Arrays]]):
     """No MLX evaluation between the stages, each of which would wait for MLX's thread. Takes all lengths."""
 
     how = "with NumPy and numba"
@@ -368,7 +419,7 @@ class HostRun(FusedRun):
     def _is_ready(self, key: Key) -> bool:
         return True
 
-    def _begin(self, data: npt.NDArray | mx.array, state: Arrays, steps: Plan) -> tuple[Array, Arrays]:
+    def _begin(self, data: Array, state: Arrays, steps: Plan) -> tuple[Array, Arrays]:
         x = self._memory_for(data.shape)
         if self.ends.entry is None:
             data = np.asarray(data)
@@ -376,7 +427,8 @@ class HostRun(FusedRun):
         with np.errstate(all="ignore"):
             np.copyto(x, data, casting="unsafe")
             result, arrays = self._apply(x, state, steps.key[1], steps.lengths)
-        y = self._no_samples() if result is None else cast(np.ndarray, result)
+        y = self._no_samples() if result is None else result
+        assert isinstance(y, np.ndarray)
         if self.ends.exit is None:
             import mlx.core as mx
 
@@ -399,11 +451,11 @@ class HostRun(FusedRun):
                 self._scratch = scratch
         return scratch
 
-    def _from_transformers(self, arrays: Arrays) -> Arrays:
+    def _from_transformers(self, arrays: Loaded) -> Arrays:
         # Copies, since MLX frees its own when the transformers take others.
         return tuple(tuple(np.array(array) for array in held) for held in arrays)
 
-    def _for_transformers(self, state: Arrays) -> Sequence[tuple[mx.array, ...]]:
+    def _for_transformers(self, state: Arrays) -> Loaded:
         import mlx.core as mx
 
         return [tuple(mx.array(array) for array in held) for held in state]

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import collections
 import functools
-import importlib
-import itertools
 import os
-import types
-import weakref
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Awaitable, Callable, Generator, Mapping, MutableMapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 import ezmsg.core as ez
 import numpy as np
-from ezmsg.util.messages.axisarray import AxisArray, AxisBase
+from ezmsg.util.messages.axisarray import AxisArray
 
 from ..asarray import AsArrayTransformer
 from ..rechunk import RechunkTransformer
 from ..stream.convert import dtype_name, is_mlx_array
 from ..stream.device import uses_gpu
-from ..stream.fusible import FusedStage, fused_stage
-from ..stream.unit import Output, Stage
-from .fusedrun import ON_ENTRY, Configured, Ends, FusedRun, Likeness
+from ..stream.fusible import FusedStage, PassesThrough, fused_stage
+from ..stream.unit import Captured, Output, Stage, captured, put_back
+from .fusedrun import ON_ENTRY, Configured, Ends, FusedRun, Likeness, give_back
 
 CUDA_GRAPHS = "MLX_USE_CUDA_GRAPHS"
 
@@ -37,48 +33,6 @@ def start_kernels_one_by_one(environ: MutableMapping[str, str] = os.environ) -> 
     environ.setdefault(CUDA_GRAPHS, "0")
 
 
-_VALUES = (
-    *(type(None), bool, int, float, complex, str, bytes, type, np.ndarray, np.generic, np.dtype),
-    *(types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType),
-    *(ez.Settings, AxisArray, AxisBase),
-)
-_COLLECTIONS = (list, dict, set, collections.deque)
-
-
-def snapshot(stage: object) -> Callable[[], None]:
-    """A function that makes the state of *stage* what it is now.
-
-    Everything that *stage* is made of counts: its attributes, those of the objects in them, and the items of lists,
-    sets and dictionaries. Arrays, messages and settings count as values, so that one which a stage writes to in place
-    stays written to.
-    """
-    saved: dict[int, tuple[Any, Any]] = {}
-    _save(stage, saved)
-
-    def restore() -> None:
-        for held, content in saved.values():
-            target = held if isinstance(held, _COLLECTIONS) else held.__dict__
-            target.clear()
-            if isinstance(target, (list, collections.deque)):
-                target.extend(content)
-            else:
-                target.update(content)
-
-    return restore
-
-
-def _save(held: object, saved: dict[int, tuple[Any, Any]]) -> None:
-    if isinstance(held, _VALUES) or id(held) in saved:
-        return
-    content: Any = held
-    if not isinstance(held, (tuple, frozenset)):
-        content = held.copy() if isinstance(held, _COLLECTIONS) else dict(getattr(held, "__dict__", ()))
-        if isinstance(held, _COLLECTIONS) or hasattr(held, "__dict__"):
-            saved[id(held)] = held, content
-    for item in content.values() if isinstance(content, dict) else content:
-        _save(item, saved)
-
-
 class Passed(NamedTuple):
     """One stage that a message has gone through."""
 
@@ -86,6 +40,8 @@ class Passed(NamedTuple):
     stage: Stage
     message: AxisArray
     output: Output
+    stands_twice: bool
+    """Whether the stage stands in the chain more than once: a fused run would keep its state from the other place."""
 
     def has_samples(self) -> bool:
         """Whether there were samples to set the state of the stage up with."""
@@ -98,7 +54,7 @@ class Alone:
     def __init__(self, passed: Passed) -> None:
         self.first, self.stop = passed.number, passed.number + 1
         self._stage, self._settings = passed.stage, getattr(passed.stage, "settings", None)
-        self._likeness = Likeness(passed.message)
+        self._likeness = Likeness(passed.message, lambda gain: True)
 
     def is_like(self, message: AxisArray) -> bool:
         """Whether *message* is like the one that the stage was found with."""
@@ -109,12 +65,6 @@ class Alone:
         return stages[0] is self._stage and getattr(self._stage, "settings", None) is self._settings
 
 
-@functools.cache
-def _register_fusions() -> None:
-    """Register what the package knows to fuse. At the first plan, for it takes numba and all of these transformers."""
-    importlib.import_module(".fusions", __package__)
-
-
 def plan(passed: Sequence[Passed], lengths: tuple[int, ...] | None) -> list[FusedRun | Alone]:
     """The runs, and the stages between them, for messages like those that have *passed*.
 
@@ -122,7 +72,9 @@ def plan(passed: Sequence[Passed], lengths: tuple[int, ...] | None) -> list[Fuse
         passed: Consecutive stages that a message has just gone through; the state of each is set up for it.
         lengths: Lengths of messages that are known to come, in samples, for the first of them.
     """
-    _register_fusions()
+    # What is registered for ezmsg-sigproc's transformers. At the first plan, for it imports all of them.
+    from . import foreign  # noqa: F401
+
     found: list[FusedRun | Alone] = []
     start = 0
     while start < len(passed):
@@ -137,30 +89,31 @@ def plan(passed: Sequence[Passed], lengths: tuple[int, ...] | None) -> list[Fuse
 
 def _fused(passed: Sequence[Passed], lengths: tuple[int, ...] | None) -> FusedRun | None:
     """The longest run that begins with the first of *passed*, if it has two stages."""
-    entry = cast(AsArrayTransformer, passed[0].stage) if _is_entry(passed[0]) else None
+    entry, leaves = _entry(passed[0]), None
     n_taken = 0 if entry is None else 1
-    leaves = None
     stages: list[FusedStage] = []
     for step in passed[n_taken:]:
         if not ((dtype := _dtype_of(step.message)) and Likeness.has_regular_samples(step.message)):
             break
-        if _is_exit(step):
-            leaves = cast(AsArrayTransformer, step.stage)
+        if (leaves := _exit(step)) is not None:
             n_taken += 1
             break
-        stage = _fused_stage(step) if isinstance(step.output, AxisArray) and _dtype_of(step.output) else None
+        stage = _fused_stage(step)
         if stage is None or dtype not in stage.takes:
             break
         stages.append(stage)
         n_taken += 1
     if not stages or n_taken < 2:
         return None
-    first, message = passed[0].number, passed[0].message
-    transformers = [cast(Configured, step.stage) for step in passed[:n_taken]]
-    ends, result = Ends(entry, leaves), cast(AxisArray, passed[n_taken - 1].output)
+    first, message, result = passed[0].number, passed[0].message, passed[n_taken - 1].output
+    of_run: list[object] = [step.stage for step in passed[:n_taken]]
+    transformers = [stage for stage in of_run if isinstance(stage, Configured)]
+    if not isinstance(result, AxisArray) or len(transformers) != n_taken:
+        return None
+    ends = Ends(entry, leaves)
     if not uses_gpu():
+        from ..kernels.cpu.loops import compile_ahead
         from .fusedrun import HostRun
-        from .fusions.loops import compile_ahead
 
         compile_ahead()
         return HostRun(first, transformers, stages, ends, message, result)
@@ -172,12 +125,16 @@ def _fused(passed: Sequence[Passed], lengths: tuple[int, ...] | None) -> FusedRu
 
 
 def _fused_stage(step: Passed) -> FusedStage | None:
+    if step.stands_twice or not (isinstance(step.output, AxisArray) and _dtype_of(step.output)):
+        return None
     try:
-        return fused_stage(step.stage, step.message)
+        stage = fused_stage(step.stage, step.message)
     except Exception:
         # Whoever made it fusible: without that the stage still works.
         ez.logger.exception(f"{type(step.stage).__name__} could not be fused and is run by itself.")
         return None
+    # What has let this message through has worked nothing out for it, whatever its state is of.
+    return stage if step.output is not step.message or isinstance(stage, PassesThrough) else None
 
 
 def _dtype_of(message: AxisArray) -> str | None:
@@ -186,19 +143,25 @@ def _dtype_of(message: AxisArray) -> str | None:
     return name if name in ("float32", "bool") else None
 
 
-def _is_entry(step: Passed) -> bool:
-    return (
+def _entry(step: Passed) -> AsArrayTransformer | None:
+    """The stage, if it is the conversion to MLX that a run begins with."""
+    if (
         type(step.stage) is AsArrayTransformer
         and type(step.message.data) is np.ndarray
         and step.message.data.dtype in ON_ENTRY
         and isinstance(step.output, AxisArray)
         and _dtype_of(step.output) == "float32"
-    )
+    ):
+        return step.stage
+    return None
 
 
-def _is_exit(step: Passed) -> bool:
+def _exit(step: Passed) -> AsArrayTransformer | None:
+    """The stage, if it is the conversion to NumPy that a run ends with."""
     stage = step.stage
-    return type(stage) is AsArrayTransformer and stage.settings.backend == "numpy" and type(step.output) is AxisArray
+    if type(stage) is AsArrayTransformer and stage.settings.backend == "numpy" and type(step.output) is AxisArray:
+        return stage
+    return None
 
 
 MOST_KINDS = 4
@@ -206,6 +169,13 @@ MOST_KINDS = 4
 
 MOST_PLANS = 64
 """How often a runner looks for stages to fuse. In a stream whose metadata change all the time it gives up."""
+
+
+Undo: TypeAlias = list[Callable[[], None]]
+"""What makes the state of all stages what it was before a message, last in first out."""
+
+Asked: TypeAlias = tuple[Stage, AxisArray]
+"""A stage that is to be called, and the message for it."""
 
 
 class Runner:
@@ -220,18 +190,24 @@ class Runner:
 
     def __init__(self, name: str, stages: Mapping[str, Stage], fuse: bool, lengths: tuple[int, ...] | None) -> None:
         self._name, self._names, self._stages = name, list(stages), list(stages.values())
-        self._lengths = lengths
+        self._lengths, self._fuses = lengths, fuse
         self._found: list[list[FusedRun | Alone]] = [[] for _ in self._stages]
         # The run of all stages that took the last message, if there was one.
         self._usual: FusedRun | None = None
         self._n_plans_left = MOST_PLANS if fuse else 0
         self._told: set[str] = set()
-        self._undo: list[Callable[[], None]] = []
+        times = collections.Counter(map(id, self._stages))
+        self._stand_twice = {number for number, stage in enumerate(self._stages) if times[id(stage)] > 1}
         if fuse:
             start_kernels_one_by_one()
 
+    def __reduce__(self) -> tuple[type[Runner], tuple[str, dict[str, Stage], bool, tuple[int, ...] | None]]:
+        # A copy has the stages, whose state is theirs then, and finds out by itself how to run them.
+        self.store()
+        return Runner, (self._name, dict(zip(self._names, self._stages, strict=True)), self._fuses, self._lengths)
+
     def __call__(self, message: AxisArray) -> Output:
-        """What the stages make of *message*."""
+        """What the stages make of *message*; if one raises, the state of all is as before."""
         usual = self._usual
         if usual is not None:
             # Nothing comes after it that could raise, so there is nothing to take back.
@@ -239,7 +215,28 @@ class Runner:
             if result is not None:
                 return result
             self._usual = None
-        return self._whole(0, message, tried=usual)
+        return self._whole(0, message, usual)
+
+    async def acall(self, message: AxisArray) -> Output:
+        """The same, where stages with coroutines of their own are awaited."""
+        usual = self._usual
+        if usual is not None:
+            result = usual(message)
+            if result is not None:
+                return result
+            self._usual = None
+        undo: Undo = []
+        run = _Asking(self._output(0, message, undo, usual))
+        try:
+            asked = run.begin()
+            while asked is not None:
+                stage, piece = asked
+                coroutine = _coroutine_of(stage)
+                asked = run.go_on(stage(piece) if coroutine is None else await coroutine(piece))
+        except BaseException:
+            _take_back(undo)
+            raise
+        return run.output
 
     def flush(self) -> list[AxisArray]:
         """What the stages still hold, each one's ``flush`` in order."""
@@ -247,108 +244,134 @@ class Runner:
         for number, stage in enumerate(self._stages):
             flush = getattr(stage, "flush", None)
             if callable(flush):
-                self.store(number)
+                give_back(stage)
                 for piece in flush():
                     results += _as_list(self._whole(number + 1, piece))
         return results
 
-    def store(self, number: int | None = None) -> None:
-        """Give the state that fused runs keep back to stage *number*; None: to all."""
-        for found in self._found:
-            for run in found:
-                if isinstance(run, FusedRun) and (number is None or run.first <= number < run.stop):
-                    run.store()
+    def store(self) -> None:
+        """Give the state that fused runs keep back to the stages."""
+        for run in self._runs():
+            run.store()
 
-    def store_others(self, run: FusedRun) -> None:
-        """Give back the state that *run* is to take over, where a run for messages of another kind has it."""
-        for other in itertools.chain.from_iterable(self._found):
-            if isinstance(other, FusedRun) and other is not run and other.first < run.stop and run.first < other.stop:
-                other.store()
+    def capture(self) -> Callable[[], None]:
+        """A function that makes the state of all stages what it is now; see :func:`.captured`."""
+        held = [(run, run.resident) for run in self._runs()]
+        saved = [captured(stage) for stage in self._stages]
+
+        def restore() -> None:
+            self.store()
+            for each in saved:
+                put_back(each)
+            for run, resident in held:
+                if resident is not None:
+                    run.hold(resident)
+
+        return restore
 
     def describe(self) -> str:
         """The stages, a line each, and which of them have been fused."""
         width = max(map(len, self._names))
-        runs = [run for found in self._found for run in found if isinstance(run, FusedRun)]
         lines = []
         for number, (name, stage) in enumerate(zip(self._names, self._stages, strict=False)):
-            run = next((run for run in runs if run.first <= number < run.stop), None)
+            run = next((run for run in self._runs() if run.first <= number < run.stop), None)
             how = "by itself" if run is None else f"fused with stages {run.first + 1} to {run.stop}, {run.how}"
             lines.append(f"{number + 1:3}  {name:{width}}  {type(stage).__name__}: {how}")
         return "\n".join(lines)
 
+    def _runs(self) -> list[FusedRun]:
+        return [run for found in self._found for run in found if isinstance(run, FusedRun)]
+
     def _whole(self, number: int, message: AxisArray, tried: FusedRun | None = None) -> Output:
         """The output from stage *number* on, without *tried*; if one raises, the state of all is as before."""
+        undo: Undo = []
+        run = _Asking(self._output(number, message, undo, tried))
         try:
-            return self._run(number, message, tried)
+            asked = run.begin()
+            while asked is not None:
+                asked = run.go_on(asked[0](asked[1]))
         except BaseException:
-            for undo in reversed(self._undo):
-                undo()
+            _take_back(undo)
             raise
-        finally:
-            self._undo.clear()
+        return run.output
 
-    def _run(self, number: int, message: AxisArray, tried: FusedRun | None = None) -> Output:
-        n_stages = len(self._stages)
+    def _output(
+        self, number: int, message: AxisArray, undo: Undo, tried: FusedRun | None
+    ) -> Generator[Asked, Output, Output]:
+        """The output from stage *number* on; asks for the call of each stage that is not fused."""
+        n_stages, stages = len(self._stages), self._stages
         while number < n_stages:
-            stop = number + 1
+            stop = n_stages
             passed: list[Passed] | None = None
-            for run in self._found[number]:
-                if isinstance(run, FusedRun) and run is not tried:
-                    undo = run.undo()
-                    result = run(message)
-                    if result is not None:
-                        self._undo.append(undo)
-                        if number == 0 and run.stop == n_stages:
-                            self._usual = run
-                        message, number = result, run.stop
-                        break
-            else:
-                known = self._known(number, message)
+            if self._fuses:
+                taken = self._taken(number, message, undo, tried)
+                if taken is not None:
+                    message, number = taken
+                    continue
+                known = self._known(number, message, undo)
                 if known is not None:
                     stop = known.stop
                 elif self._n_plans_left:
-                    passed, stop = [], n_stages
-                output: Output = message
-                while number < stop and isinstance(output, AxisArray):
-                    message = output
-                    output = self._step(number, message)
-                    if passed is not None:
-                        passed.append(Passed(number, self._stages[number], message, output))
-                    number += 1
+                    passed = []
+                else:
+                    stop = number + 1
+            output: Output = message
+            while number < stop and isinstance(output, AxisArray):
+                message, stage = output, stages[number]
+                give_back(stage)
+                undo.append(functools.partial(_restore, stage, captured(stage)))
+                output = yield stage, message
                 if passed is not None:
-                    self._plan(passed)
-                if output is None:
-                    return None
-                if not isinstance(output, AxisArray):
-                    del message
-                    return [result for piece in output for result in _as_list(self._run(number, piece))]
-                message = output
+                    passed.append(Passed(number, stage, message, output, number in self._stand_twice))
+                number += 1
+            if passed is not None:
+                self._plan(passed, undo)
+            if output is None:
+                return None
+            if not isinstance(output, AxisArray):
+                del message
+                results: list[AxisArray] = []
+                for piece in output:
+                    results += _as_list((yield from self._output(number, piece, undo, tried)))
+                return results
+            message = output
         return message
 
-    def _step(self, number: int, message: AxisArray) -> Output:
-        self.store(number)
-        stage = self._stages[number]
-        self._undo.append(snapshot(stage))
-        return stage(message)
+    def _taken(
+        self, number: int, message: AxisArray, undo: Undo, tried: FusedRun | None
+    ) -> tuple[AxisArray, int] | None:
+        """What a fused run from stage *number* on makes of *message*, and where it goes on."""
+        for run in self._found[number]:
+            if isinstance(run, FusedRun) and run is not tried:
+                result = run(message, undo)
+                if result is not None:
+                    if number == 0 and run.stop == len(self._stages):
+                        self._usual = run
+                    return result, run.stop
+        return None
 
-    def _known(self, number: int, message: AxisArray) -> FusedRun | Alone | None:
+    def _known(self, number: int, message: AxisArray, undo: Undo) -> FusedRun | Alone | None:
         """What was found for messages like this one, with the settings that the stages have now."""
         found = self._found[number]
         for run in tuple(found):
             if run.is_like(message):
                 if run.has_settings_of(self._stages[number : run.stop]):
                     return run
-                self._forget(number, run)
+                self._forget(number, run, undo)
+                # New settings are a wish of somebody's, and no stream that changes all the time.
+                self._n_plans_left = MOST_PLANS
         return None
 
-    def _forget(self, number: int, run: FusedRun | Alone) -> None:
+    def _forget(self, number: int, run: FusedRun | Alone, undo: Undo) -> None:
         if isinstance(run, FusedRun):
             run.store()
+            # Where the message is taken back, what it had before is not to be kept here.
+            undo.insert(0, run.store)
         if run is self._usual:
             self._usual = None
         self._found[number].remove(run)
 
-    def _plan(self, passed: list[Passed]) -> None:
+    def _plan(self, passed: list[Passed], undo: Undo) -> None:
         if not all(step.has_samples() for step in passed):
             return
         self._n_plans_left -= 1
@@ -358,11 +381,9 @@ class Runner:
         for run in plan(passed, self._known_lengths(passed[0].number)):
             found = self._found[run.first]
             for old in found[MOST_KINDS - 1 :]:
-                self._forget(run.first, old)
+                self._forget(run.first, old, undo)
             found.insert(0, run)
             if isinstance(run, FusedRun):
-                # Weak, so that a chain and its stages are gone as soon as nobody uses them.
-                run.before_load = functools.partial(_store_others, weakref.ref(self))
                 fused.append(" -> ".join(self._names[run.first : run.stop]))
         for names in fused:
             if names not in self._told:
@@ -378,12 +399,50 @@ class Runner:
         return None
 
 
-def _store_others(runner: weakref.ref[Runner], run: FusedRun) -> None:
-    if (found := runner()) is not None:
-        found.store_others(run)
+def _restore(stage: Stage, before: Captured) -> None:
+    # A run that has taken the state over since then has no say any more.
+    give_back(stage)
+    put_back(before)
+
+
+def _take_back(undo: Undo) -> None:
+    for each in reversed(undo):
+        each()
+
+
+class _Asking:
+    """A generator that asks for calls, whose end is no exception: a stage may raise the same one."""
+
+    output: Output = None
+    """What it has returned."""
+
+    def __init__(self, asking: Generator[Asked, Output, Output]) -> None:
+        self._asking = asking
+
+    def begin(self) -> Asked | None:
+        """What it asks for first; None at its end."""
+        return self.go_on(None)
+
+    def go_on(self, output: Output) -> Asked | None:
+        """What it asks for next, after the *output* of the last call; None at its end."""
+        try:
+            return self._asking.send(output)
+        except StopIteration as end:
+            self.output = end.value
+            return None
 
 
 def _as_list(output: Output) -> list[AxisArray]:
     if output is None:
         return []
-    return list(output) if isinstance(output, (list, tuple)) else [cast(AxisArray, output)]
+    return [output] if isinstance(output, AxisArray) else list(output)
+
+
+def _coroutine_of(stage: object) -> Callable[[object], Awaitable[Output]] | None:
+    """The coroutine that computes what *stage* does, if it brings one of its own."""
+    own = getattr(type(stage), "_aprocess", None)
+    # ezmsg-baseproc's call what is called here, and those of its composites fail with some stages.
+    if own is None or own.__module__.startswith("ezmsg.baseproc."):
+        return None
+    coroutine: Callable[[object], Awaitable[Output]] | None = getattr(stage, "__acall__", None)
+    return coroutine

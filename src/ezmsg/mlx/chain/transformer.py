@@ -19,7 +19,9 @@ from ..stream.unit import (
     Stage,
     Stages,
     check_message,
+    differing_fields,
     flush_steps,
+    give_settings,
     run_steps,
     show_settings,
     steps_of,
@@ -116,10 +118,13 @@ class BaseChainTransformer(CompositeProcessor[SettingsType, AxisArray, Output], 
       z-scores, squares, absolute values, limits, medians, minima and maxima. Those of other stages differ by 1e-6 of
       the largest value at most; on a GPU a compiled function may round otherwise.
     - A stage that raises loses its message for all stages: the state of each is as if the message had not come. (One
-      by one, those before it have seen the message.) Arrays that a stage writes to in place stay written to.
+      by one, those before it have seen the message.) Of stages that are not fused, what they replace in their state
+      comes back; arrays, lists and dictionaries that they write to in place stay written to.
     - The state of a stage is kept by the chain while it runs. ``stages`` and ``state`` give it back first.
 
-    A subclass of a transformer that is fused is run as it is, since it may compute something else.
+    A transformer that stands twice in a chain sees the messages of both places, and is not fused. One that stands in
+    two chains is shared by them, too. A subclass of a transformer that is fused is run as it is if it overrides
+    anything, since it may compute something else. In a graph, coroutines of stages run in the graph's loop.
 
     Args:
         settings: Those of the subclass.
@@ -148,13 +153,32 @@ class BaseChainTransformer(CompositeProcessor[SettingsType, AxisArray, Output], 
     @state.setter
     def state(self, state: dict[str, typing.Any] | bytes | None) -> None:
         self._runner.store()
-        typing.cast(property, CompositeProcessor.state).__set__(self, state)
+        CompositeProcessor.state.__set__(self, state)  # type: ignore[attr-defined]
 
     def update_settings(self, new_settings: SettingsType) -> None:
         """Take other settings: stages of the same name and class keep their state as far as their settings allow."""
         self._runner.store()
-        super().update_settings(new_settings)
+        # As ezmsg-baseproc's composites do, but for settings with arrays, too.
+        changed = differing_fields(self.settings, new_settings)
+        self.settings = new_settings
+        if changed - self.NONRESET_SETTINGS_FIELDS:
+            self._replace_stages(self._initialize_processors(new_settings))
         self._renew()
+
+    def _replace_stages(self, stages: Mapping[str, typing.Any]) -> None:
+        before = dict(self._procs)
+        self._procs.clear()
+        for name, stage in stages.items():
+            kept: object = before.pop(name, None)
+            if isinstance(kept, BaseProcessor) and type(kept) is type(stage):
+                give_settings(kept, stage.settings)
+                stage = kept
+            else:
+                _close(kept)
+            self._procs[name] = stage
+        for gone in before.values():
+            _close(gone)
+        self._validate_processor_chain()
 
     def update_stage(self, name: str, settings: ez.Settings | None = None, **changes: object) -> None:
         """Change the settings of one stage while it runs.
@@ -170,10 +194,12 @@ class BaseChainTransformer(CompositeProcessor[SettingsType, AxisArray, Output], 
         """
         if name not in self._procs:
             raise ValueError(f"'name' must be one of {', '.join(map(repr, self._procs))}, got {name!r}")
+        stage: object = self._procs[name]
+        if not isinstance(stage, BaseProcessor):
+            raise TypeError(f"'name' must be that of a stage with settings, got {name!r}, a {type(stage).__name__}")
         self._runner.store()
-        stage = typing.cast("BaseProcessor[ez.Settings, AxisArray, Output]", self._procs[name])
-        settings = settings or stage.settings
-        stage.update_settings(replace(settings, **changes) if changes else settings)
+        settings = stage.settings if settings is None else settings
+        give_settings(stage, replace(settings, **changes) if changes else settings)
 
     def leave_last(self) -> bool:
         """Leave the last stage to the caller from now on: a call gives the messages that would go into it.
@@ -213,11 +239,14 @@ class BaseChainTransformer(CompositeProcessor[SettingsType, AxisArray, Output], 
         return self._post_process(self._runner(message))
 
     async def _aprocess(self, message: AxisArray) -> Output:  # type: ignore[override]
-        return self._process(message)
+        if type(message) is not AxisArray:
+            check_message(message, self)
+        return self._post_process(await self._runner.acall(message))
 
     def _validate_processor_chain(self) -> None:
         # ezmsg-baseproc compares what each stage gives with what the next takes, and knows no lists.
-        self._procs = typing.cast("dict[str, typing.Any]", named_stages(self._steps(), "The chain"))
+        stages: dict[str, typing.Any] = dict(named_stages(self._steps(), "The chain"))
+        self._procs = stages
 
     def _renew(self) -> None:
         stages = self._steps()
@@ -227,7 +256,18 @@ class BaseChainTransformer(CompositeProcessor[SettingsType, AxisArray, Output], 
 
     def _steps(self) -> dict[str, Stage]:
         # ezmsg-baseproc declares other kinds of stages, too, and that each gives one message.
-        return typing.cast("dict[str, Stage]", self._procs)
+        stages: dict[str, typing.Any] = dict(self._procs)
+        return stages
+
+
+def _close(stage: object) -> None:
+    """Have a stage that is not used any more let go of what it holds, as ezmsg-baseproc does."""
+    close = getattr(stage, "close", None)
+    try:
+        if callable(close):
+            close()
+    except Exception:
+        ez.logger.exception(f"{type(stage).__name__} could not be closed.")
 
 
 class ChainSettings(ez.Settings):

@@ -5,13 +5,30 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-from typing import cast, get_args
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, get_args, overload
 
-from ..stream.device import gpu_backend, uses_gpu
-from .contract import Kernel, Path, Recurrence
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["Kernel", "Path", "Recurrence", "check_kernel_path", "default_path", "kernel", "use_plain_kernels"]
+from ..stream.device import default_backend
+from .contract import Kernel, Path, Recurrence, check_state
 
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+    Array: TypeAlias = mx.array | npt.NDArray
+
+__all__ = [
+    "Kernel",
+    "Path",
+    "Recurrence",
+    "check_kernel_path",
+    "default_path",
+    "kernel",
+    "recursion",
+    "use_plain_kernels",
+]
 
 VARIABLE = "EZMSG_MLX_KERNELS"
 """Environment variable that chooses kernels by hand: ``plain`` has all that is computed by plain MLX operations."""
@@ -56,7 +73,10 @@ def default_path() -> Path:
     Raises:
         ValueError: The variable has another value.
     """
-    return _chosen_by_hand() or ((gpu_backend() or "plain") if uses_gpu() else "cpu")
+    if (by_hand := _chosen_by_hand()) is not None:
+        return by_hand
+    backend = default_backend()
+    return "plain" if backend == "gpu" else backend
 
 
 def check_kernel_path(path: str | None) -> None:
@@ -84,9 +104,78 @@ def kernel(recurrence: Recurrence, path: Path) -> Kernel:
         if error.name != name or path == "plain":
             raise
         return kernel(recurrence, "plain")
-    if path in PROVED and path == gpu_backend() and uses_gpu():
+    if path in PROVED and path == default_backend():
         from .proof import holds
 
         if not holds(recurrence, path, found):
             return kernel(recurrence, "plain")
     return found
+
+
+KernelCoefficients: TypeAlias = float | npt.NDArray[np.float64]
+"""``alpha`` of averages and z-scores, sections of filters."""
+
+
+class Recursion(Protocol):
+    """As :meth:`.Kernel.run`, for data and a state that are both MLX's or both NumPy's; so are the results."""
+
+    @overload
+    def __call__(
+        self, x: mx.array, coefficients: KernelCoefficients, zi: mx.array, axis: int, chunk_sizes: tuple[int, ...]
+    ) -> tuple[mx.array, mx.array]: ...
+
+    @overload
+    def __call__(
+        self, x: Array, coefficients: KernelCoefficients, zi: Array, axis: int, chunk_sizes: tuple[int, ...]
+    ) -> tuple[Array, Array]: ...
+
+
+def recursion(recurrence: Recurrence, path: Path) -> Recursion:
+    """The kernel of *recurrence* on *path* as one function that refuses a state of another shape than it reads.
+
+    The kernels of the CPU compute NumPy data without a copy to MLX and back; other paths copy.
+
+    Raises:
+        ValueError: By the function: the state is not one of the data.
+    """
+    found = kernel(recurrence, path)
+    key = found, path == "cpu"
+    if key not in _recursions:
+        _recursions[key] = _checked(recurrence, *key)
+    return _recursions[key]
+
+
+_recursions: dict[tuple[Kernel, bool], Recursion] = {}
+
+
+def _checked(recurrence: Recurrence, found: Kernel, is_of_cpu: bool) -> Recursion:
+    own: Callable[..., tuple[npt.NDArray, npt.NDArray]] | None = getattr(found, "run_numpy", None)
+    of_numpy = own if own is not None and is_of_cpu else _copying(found)
+    # The shapes of the last call, of which the next one nearly always is.
+    known: object = None
+
+    def checked(
+        x: Any, coefficients: KernelCoefficients, zi: Any, axis: int, chunk_sizes: tuple[int, ...]
+    ) -> tuple[Any, Any]:
+        nonlocal known
+        n_sections = None if isinstance(coefficients, float) else len(coefficients)
+        if (shapes := (x.shape, zi.shape, axis, n_sections)) != known:
+            check_state(recurrence, x.shape, zi.shape, axis, n_sections)
+            known = shapes
+        if isinstance(x, np.ndarray):
+            return of_numpy(x, coefficients, zi, axis, chunk_sizes)
+        return found.run(x, coefficients, zi, axis, chunk_sizes)
+
+    return checked
+
+
+def _copying(found: Kernel) -> Callable[..., tuple[npt.NDArray, npt.NDArray]]:
+    def copying(
+        x: npt.NDArray, coefficients: KernelCoefficients, zi: npt.NDArray, axis: int, chunk_sizes: tuple[int, ...]
+    ) -> tuple[npt.NDArray, npt.NDArray]:
+        import mlx.core as mx
+
+        y, zf = found.run(mx.array(x), coefficients, mx.array(zi), axis, chunk_sizes)
+        return np.asarray(y), np.asarray(zf)
+
+    return copying

@@ -74,6 +74,38 @@ class Proof(Generic[CoefficientsT]):
     """The results for data ``(time, channel)`` in float64, sample by sample."""
 
 
+STATE_LENGTHS: dict[Recurrence, tuple[int, ...]] = {"ewma": (2, 4), "zscore": (6,), "sosfilt": (4,)}
+"""Lengths that the axis of a state in the place of the scanned one may have; a recurrence with a state of another form
+looks at it by itself."""
+
+
+def check_state(
+    recurrence: Recurrence, shape: tuple[int, ...], state_shape: tuple[int, ...], axis: int, n_sections: int | None
+) -> None:
+    """Check that a state is one of data of *shape*: a kernel reads as many values as the data has channels.
+
+    Args:
+        recurrence: Which the state is of.
+        shape: Of the data.
+        state_shape: Of the state.
+        axis: The axis of the data to go along.
+        n_sections: Of a filter, which the state has along a first axis; None where there is none.
+
+    Raises:
+        ValueError: It is not.
+    """
+    lead = () if n_sections is None else (n_sections,)
+    before, after = (*lead, *shape[:axis]), shape[axis + 1 :]
+    if (lengths := STATE_LENGTHS.get(recurrence)) is None:
+        return
+    n = state_shape[len(before)] if len(state_shape) > len(before) else 0
+    if n not in lengths or state_shape != (*before, n, *after):
+        allowed = " or ".join(str((*before, length, *after)) for length in lengths)
+        raise ValueError(
+            f"'zi' must have shape {allowed} with 'x' of shape {shape} along axis {axis}, got {state_shape}"
+        )
+
+
 class Kernel(Protocol[CoefficientsT]):
     """A recurrence on one backend. Any module with these two functions is one."""
 

@@ -1,33 +1,40 @@
-"""What a transformer has to say so that a chain can run it together with its neighbours, as one function of arrays.
+"""How a transformer brings what a chain and a run in pieces need of it.
 
-A chain (:mod:`ezmsg.mlx.chain`) takes the stages that say it out of their messages: between AsArray and AsArray only
-arrays go from one to the next. A transformer says it in one of two ways. Its class has a method
-``fuse(message) -> FusedStage | None``; or somebody registers a function for it, so that nothing of it need be changed:
+A chain (:mod:`ezmsg.mlx.chain`) takes the stages that can be fused out of their messages: between AsArray and AsArray
+only arrays go from one to the next. A run in pieces begins each piece a margin earlier than its results, so that by
+then each stage has forgotten that it began in the middle. A transformer brings three methods for these, all optional:
+
+- ``fuse(message) -> FusedStage | None``: the transformer as a function of arrays, for messages like *message*.
+- ``settling_time(tolerance, gain) -> float``: how long it remembers (:class:`Settles`).
+- ``result_grid(gain) -> ResultGrid``: where its results lie on its input, if not one for each sample.
+
+    >>> from ezmsg.baseproc import BaseTransformer
+    >>> from ezmsg.mlx.stream.fusible import FusedStage
+    >>> class HalfWave(BaseTransformer):
+    ...     def _process(self, message):
+    ...         return replace(message, data=message.data * (message.data > 0))
+    ...     def fuse(self, message):
+    ...         return FusedHalfWave(self, message)
+    ...     def settling_time(self, tolerance, gain):
+    ...         return 0.0
+    >>> class FusedHalfWave(FusedStage[HalfWave]):
+    ...     def apply(self, x, arrays, variant):
+    ...         return x * (x > 0), arrays
+
+A subclass inherits them as long as it overrides nothing that the class with the method has. One that does may compute
+something else, so it is run as it is, unless it brings the methods itself.
+
+For a class that cannot be changed, :func:`fusion_of` and :func:`settling_of` register functions in place of the
+methods. They count for exactly that class:
 
     >>> from ezmsg.sigproc.activation import ActivationTransformer
-    >>> from ezmsg.mlx.stream.fusible import FusedStage, fusion_of
+    >>> from ezmsg.mlx.stream.fusible import fusion_of
     >>> class FusedReLU(FusedStage):
     ...     def apply(self, x, arrays, variant):
     ...         return x * (x > 0), arrays
     >>> @fusion_of(ActivationTransformer)
     ... def fuse_activation(transformer, message):
     ...     return FusedReLU(transformer, message) if transformer.settings.function == "relu" else None
-
-What is registered counts for exactly that class: a subclass may compute something else. A class whose base has a method
-``fuse`` inherits it, and overrides it where it computes something else.
-
-A piece begins a margin earlier than its results, so that by then each stage of the chain has forgotten that it began in
-the middle. A stage says how long that takes in a method ``settling_time``, and where its results lie on its input in a
-method ``result_grid``, if it does not give one for each sample:
-
-    >>> from ezmsg.baseproc import BaseStatefulTransformer
-    >>> class LeakyIntegrator(BaseStatefulTransformer):
-    ...     def settling_time(self, tolerance, gain):
-    ...         return averaging_time(self.settings.time_constant, tolerance)
-
-For a class that cannot be changed, :func:`settling_of` registers both. What is registered counts for exactly that
-class: a subclass may compute something else. A subclass inherits the methods, and overrides them where it remembers
-more.
 """
 
 from __future__ import annotations
@@ -95,6 +102,14 @@ class FusedStage(Generic[TransformerT]):
         self.transformer = transformer
         self.dim = resolve_stream_dim(message)
         self.axis = message.get_axis_idx(self.dim)
+        self._stream_gain = getattr(message.axes.get(self.dim), "gain", None)
+
+    def allows_rate(self, gain: float) -> bool:
+        """Whether a message whose samples are *gain* seconds apart goes on with the state, as far as the stage minds.
+
+        By default only one of the rate that the stage was made for.
+        """
+        return gain == self._stream_gain
 
     def apply(self, x: Array, arrays: tuple[Array, ...], variant: Variant) -> tuple[Array, tuple[Array, ...]]:
         """The data of the result, and the arrays of the state after it; without side effects.
@@ -102,7 +117,7 @@ class FusedStage(Generic[TransformerT]):
         Args:
             x: Of a dtype that it takes. Of MLX while a compiled function is traced, when nothing may be evaluated. Of
                 NumPy on the CPU: contiguous, in memory of the chain, so that the result may be written to it, or be a
-                view of it.
+                view of it. A result that is neither has memory of its own: the stages behind write to it.
             arrays: The state, which must not be written to, in the library of *x*.
             variant: That of :meth:`advance`.
         """
@@ -133,6 +148,28 @@ class FusedStage(Generic[TransformerT]):
         """Make *arrays* and *counts* the state of the transformer."""
 
 
+class PassesThrough(FusedStage[object]):
+    """Any transformer that gives its messages back as they are, by its settings."""
+
+    takes = frozenset({"float32", "bool"})
+
+    def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
+        """See :class:`FusedStage`."""
+        return x, arrays
+
+    def allows_rate(self, gain: float) -> bool:
+        """See :class:`FusedStage`."""
+        return True
+
+
+class OfEachSample(FusedStage[TransformerT]):
+    """A transformer whose result of a sample depends on that sample alone, so that it minds no rate."""
+
+    def allows_rate(self, gain: float) -> bool:
+        """See :class:`FusedStage`."""
+        return True
+
+
 Fuse: TypeAlias = Callable[[TransformerT, AxisArray], "FusedStage | None"]
 
 _registered: dict[type, Fuse] = {}
@@ -152,12 +189,47 @@ def fusion_of(kind: type[TransformerT]) -> Callable[[Fuse], Fuse]:
     return register
 
 
+def _counts(kind: type, name: str) -> bool:
+    """Whether the method *name* of *kind* says what *kind* does: nothing below the class that has it overrides it."""
+    for place, owner in enumerate(kind.__mro__):
+        if name in vars(owner):
+            below = set().union(*(vars(each) for each in kind.__mro__[:place]))
+            named = {each for each in below if not each.startswith("__") or each in ("__call__", "__acall__")}
+            return not any(hasattr(owner, each) for each in named - _BROUGHT - _SAYS_NOTHING)
+    return False
+
+
+_BROUGHT = {"fuse", "settling_time", "result_grid"}
+
+_SAYS_NOTHING = {"_abc_impl", "_is_protocol", "NONRESET_SETTINGS_FIELDS"}
+"""Attributes of a class that its results do not depend on."""
+
+
+def _brought(transformer: object, name: str) -> Callable | None:
+    method = getattr(transformer, name, None)
+    return method if callable(method) and _counts(type(transformer), name) else None
+
+
 def fused_stage(transformer: object, message: AxisArray) -> FusedStage | None:
-    """*transformer* as a function of arrays, for messages like *message*; None if it is not one."""
+    """*transformer* as a function of arrays, for messages like *message*; None if it is not one.
+
+    A state that says along which dimension it goes (as ``stream_dim``, ``axis_idx`` or ``axis``) has to go along the
+    stream dimension, whoever made the stage: fused stages know no other, and a kernel would take one for the other.
+    """
     if (registered := _registered.get(type(transformer))) is not None:
-        return registered(transformer, message)
-    fuse = getattr(transformer, "fuse", None)
-    return fuse(message) if callable(fuse) else None
+        stage = registered(transformer, message)
+    else:
+        fuse = _brought(transformer, "fuse")
+        stage = fuse(message) if fuse is not None else None
+    if stage is None or isinstance(stage, PassesThrough) or _goes_along(transformer, stage):
+        return stage
+    return None
+
+
+def _goes_along(transformer: object, stage: FusedStage) -> bool:
+    state = getattr(transformer, "state", None)
+    axes = (getattr(state, name, None) for name in ("stream_dim", "axis_idx", "axis"))
+    return all(axis == (stage.dim if isinstance(axis, str) else stage.axis) for axis in axes if axis is not None)
 
 
 SLACK = 1e3
@@ -221,23 +293,23 @@ def settling_of(kind: type[StageT], settling: Settling, grid: Gridding | None = 
 
 def says_settling(stage: object) -> bool:
     """Whether somebody has said how long *stage* remembers."""
-    return type(stage) in _settlings or callable(getattr(stage, "settling_time", None))
+    return type(stage) in _settlings or _brought(stage, "settling_time") is not None
 
 
 def settling_time(stage: object, tolerance: float, gain: float) -> float | None:
     """How long *stage* remembers, in seconds; None if nobody has said it."""
     if (registered := _settlings.get(type(stage))) is not None:
         return registered[0](stage, tolerance, gain)
-    said = getattr(stage, "settling_time", None)
-    return float(said(tolerance, gain)) if callable(said) else None
+    said = _brought(stage, "settling_time")
+    return None if said is None else float(said(tolerance, gain))
 
 
 def result_grid(stage: object, gain: float) -> ResultGrid:
     """Where the results of *stage* lie on its input, whose samples are *gain* seconds apart."""
     if (registered := _settlings.get(type(stage))) is not None:
         return registered[1](stage, gain) if registered[1] else one_for_each(gain)
-    said = getattr(stage, "result_grid", None)
-    return said(gain) if callable(said) else one_for_each(gain)
+    said = _brought(stage, "result_grid")
+    return one_for_each(gain) if said is None else said(gain)
 
 
 def averaging_time(time_constant: float, tolerance: float) -> float:

@@ -335,7 +335,10 @@ def _joined(spans: list[tuple[Array, int, int]], axis: int) -> Array:
     parts = [_slice(*span, axis) for span in spans]
     if any(isinstance(part, np.ma.MaskedArray) for part in parts):
         # NumPy's own concatenation forgets the masks.
-        return np.ma.concatenate(parts, axis=axis)
+        return np.ma.concatenate(parts, axis=axis).astype(parts[0].dtype, copy=False)
+    if isinstance(parts[0], np.ndarray):
+        # Else in the byte order of the machine, whatever that of the parts is.
+        return np.concatenate(parts, axis=axis, dtype=parts[0].dtype)
     return _namespace(parts[0]).concat(parts, axis=axis)
 
 

@@ -15,6 +15,7 @@ channels have taken as many, so that one table serves them all, and no sample of
 from __future__ import annotations
 
 import hashlib
+import math
 import pickle
 import threading
 from collections.abc import Callable
@@ -104,6 +105,15 @@ class _OptionalCache(FunctionCache):
         except Exception as error:
             self.disable()
             _warn_once("cannot be written", error, self.cache_path)
+
+
+def flattened(arrays: tuple[Samples, ...], axis: int) -> list[Samples]:
+    """*arrays*, of one shape but for their length along *axis*, as contiguous ones of shape (outer, length, inner)."""
+    shape = arrays[0].shape
+    if axis == 0 and len(shape) == 2:
+        return [np.ascontiguousarray(array)[None] for array in arrays]
+    n_before, n_after = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    return [np.ascontiguousarray(array).reshape(n_before, array.shape[axis], n_after) for array in arrays]
 
 
 _PAGE = 4096

@@ -96,6 +96,21 @@ def _median(keys: npt.NDArray[np.int32], n: int, bits: npt.NDArray[np.int32]) ->
 
 
 @_compiled
+def check_groups(x: Samples, y: Samples, members: Indices, ends: Indices, gains: Samples) -> None:
+    """Raise IndexError unless the arguments of :func:`subtract_medians` belong together."""
+    n_channels, begin = x.shape[1], 0
+    if y.shape[0] != x.shape[0] or y.shape[1] != n_channels or gains.size < ends.size:
+        raise IndexError("x, y, ends and gains do not belong together.")
+    for group in range(ends.size):
+        if ends[group] < begin or ends[group] > members.size or ends[group] - begin > n_channels:
+            raise IndexError("ends are not those of groups of members.")
+        begin = ends[group]
+    for k in range(members.size):
+        if members[k] < 0 or members[k] >= n_channels:
+            raise IndexError("members has a channel that x does not have.")
+
+
+@_compiled
 def subtract_medians(x: Samples, y: Samples, members: Indices, ends: Indices, gains: Samples) -> None:
     """Subtract from the channels of each group their median, sample by sample.
 
@@ -107,8 +122,12 @@ def subtract_medians(x: Samples, y: Samples, members: Indices, ends: Indices, ga
         members: The channels of all groups, one group after the other; no channel twice.
         ends: Where in *members* each group ends.
         gains: By what the differences of each group are multiplied.
+
+    Raises:
+        IndexError: *y*, *ends* or *gains* do not fit the others, or *members* are not channels of *x*.
     """
     n_samples, n_channels = x.shape
+    check_groups(x, y, members, ends, gains)
     keys = np.empty(n_channels, np.int32)
     values, bits = keys.view(np.float32), np.empty(2, np.int32)
     is_one = ends.size == 1 and ends[0] == n_channels

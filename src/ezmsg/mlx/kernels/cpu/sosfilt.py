@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..layout import LARGEST_SAMPLE
-from .compiled import Samples, compiled, computed
+from .compiled import Samples, compiled, computed, flattened
 
 BLOCK = 4096
 """Samples that go through all sections together: 32 KiB of float64, which the caches next to the core hold."""
@@ -181,3 +181,14 @@ def run(
         filter_into(samples, source, target, states, zf, sos)
 
     return computed(samples, x.shape, run), mx.array(zf.reshape(zi.shape))
+
+
+def run_numpy(
+    x: Samples, sos: npt.NDArray[np.float64], zi: Samples, axis: int, chunk_sizes: tuple[int, ...]
+) -> tuple[Samples, Samples]:
+    """As :func:`run`, of NumPy's arrays."""
+    y, zf = np.empty(x.shape, np.float32), np.empty(zi.shape, np.float32)
+    samples, results = flattened((x, y), axis)
+    shape = (len(sos), samples.shape[0], 4, samples.shape[2])
+    filter_into(samples, samples, results, np.ascontiguousarray(zi).reshape(shape), zf.reshape(shape), sos)
+    return y, zf

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..layout import LARGEST_SCORED, RESOLUTION, SMALLEST_VARIANCE
-from .compiled import Samples, common_weight, compiled, computed, get_pairs, pair_at, put_pair, tables
+from .compiled import Samples, common_weight, compiled, computed, flattened, get_pairs, pair_at, put_pair, tables
 
 _LARGEST = np.float32(LARGEST_SCORED)
 _NOTHING = np.float32(np.nan)
@@ -216,3 +216,13 @@ def run(x: mx.array, alpha: float, zi: mx.array, axis: int, chunk_sizes: tuple[i
         _zscore(samples, source, target, states, zf, alpha)
 
     return computed(samples, shape, run), mx.array(zf.reshape(zi.shape))
+
+
+def run_numpy(
+    x: Samples, alpha: float, zi: Samples, axis: int, chunk_sizes: tuple[int, ...]
+) -> tuple[Samples, Samples]:
+    """As :func:`run`, of NumPy's arrays."""
+    y, zf = np.empty(x.shape, np.float32), np.empty(zi.shape, np.float32)
+    samples, results, before, after = flattened((x, y, zi, zf), axis)
+    _zscore(samples, samples, results, before, after, alpha)
+    return y, zf

@@ -12,7 +12,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from ...kernels.cpu.compiled import compiled
+from .compiled import compiled
+from .median import check_groups
 
 _ROWS = 8
 
@@ -24,6 +25,7 @@ def compile_ahead() -> None:
     subtract_row_means(x, np.float32(0.5))
     bin_means(x, np.array([1, 2]), np.empty((2, 2), np.float32))
     logarithm(x.reshape(-1), np.float32(1.0), np.float32(1.0))
+    subtract_means(x, x, np.arange(2), np.array([2]), np.ones(1, np.float32))
 
 
 @compiled()
@@ -59,9 +61,35 @@ def subtract_row_means(x: npt.NDArray[np.float32], share: np.float32) -> None:
 
 
 @compiled()
+def subtract_means(
+    x: npt.NDArray[np.float32],
+    y: npt.NDArray[np.float32],
+    members: npt.NDArray[np.intp],
+    ends: npt.NDArray[np.intp],
+    gains: npt.NDArray[np.float32],
+) -> None:
+    """As :func:`ezmsg.mlx.kernels.cpu.median.subtract_medians`, of means."""
+    check_groups(x, y, members, ends, gains)
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            y[i, j] = x[i, j]
+        start = 0
+        for group in range(ends.size):
+            total = 0.0
+            for k in range(start, ends[group]):
+                total += y[i, members[k]]
+            mean = np.float32(total / (ends[group] - start)) if ends[group] > start else np.float32(0.0)
+            for k in range(start, ends[group]):
+                y[i, members[k]] = (y[i, members[k]] - mean) * gains[group]
+            start = ends[group]
+
+
+@compiled()
 def bin_means(x: npt.NDArray[np.float32], ends: npt.NDArray[np.int64], y: npt.NDArray[np.float32]) -> None:
     """The mean over the rows of *x* up to each of *ends*, from the one before, into the rows of *y*."""
     start = 0
+    if y.shape[0] < ends.size or y.shape[1] != x.shape[1] or (ends.size > 0 and ends[-1] > x.shape[0]):
+        raise IndexError("ends are not those of bins of x.")
     for k in range(ends.size):
         for j in range(x.shape[1]):
             y[k, j] = np.float32(0.0)
