@@ -43,6 +43,9 @@ class Rate(
     differs from that with ``fractional=False``, where bins may be shorter than ``bin_duration``.
     """
 
+    # As they are there, by what this divides by.
+    fuse, settling_time = BinnedEventAggregator.fuse, BinnedEventAggregator.settling_time
+
     def divisor(self) -> float:
         """What counts are divided by."""
         return cast(BinSchedule, self.state.schedule).output_gain
