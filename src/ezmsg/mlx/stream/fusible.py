@@ -40,8 +40,8 @@ methods. They count for exactly that class:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -95,7 +95,7 @@ class FusedStage(Generic[TransformerT]):
         message: As it came into the transformer.
     """
 
-    takes: ClassVar[frozenset[str]] = frozenset({"float32"})
+    takes: frozenset[str] = frozenset({"float32"})
     """Dtypes of the data that it takes: ``"float32"``, ``"bool"``, or both. It may give either."""
 
     def __init__(self, transformer: TransformerT, message: AxisArray) -> None:
@@ -139,6 +139,10 @@ class FusedStage(Generic[TransformerT]):
             counts: Those before it.
         """
         return axes
+
+    def parts(self) -> Sequence[Any]:
+        """The transformers that it computes besides its own; they have settings, which may change at any time."""
+        return ()
 
     def load(self) -> tuple[tuple[mx.array, ...], Counts] | None:
         """The state of the transformer, as arrays and counts; None where it is in one that cannot be fused."""
