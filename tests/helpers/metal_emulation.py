@@ -283,9 +283,10 @@ def run(launch: Launch, inputs: Sequence[np.ndarray], results: Sequence[np.ndarr
     """Run *launch* where the options say; AssertionError tells what it did that it must not."""
     if options.device == "cpu":
         return run_emulated(launch, inputs, results)
-    from . import metal_cuda
+    from . import metal_cuda, metal_vulkan
 
-    return {"cuda": metal_cuda.run, "both": metal_cuda.run_both}[options.device](launch, inputs, results)
+    others = {"cuda": metal_cuda.run, "both": metal_cuda.run_both, "vulkan": metal_vulkan.run}
+    return others[options.device](launch, inputs, results)
 
 
 def run_emulated(launch: Launch, inputs: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:

@@ -61,7 +61,7 @@ KERNEL {
   bool is_last_of_block = strip % BLOCK == BLOCK - 1 || strip == n_strips - 1;
 
   Statistics statistics = {
-      {zi[channel], zi[n_channels + channel]}, {zi[2 * n_channels + channel], zi[3 * n_channels + channel]}};
+      Pair{zi[channel], zi[n_channels + channel]}, Pair{zi[2 * n_channels + channel], zi[3 * n_channels + channel]}};
   Pair weight = {zi[4 * n_channels + channel], zi[5 * n_channels + channel]};
 
   for (uint start = 0; start < n; start += n_strips * SAMPLES) {
@@ -72,7 +72,7 @@ KERNEL {
     float values[SAMPLES];
     uint taken = 0;
     uint n_taken = 0;
-    Statistics alone = {{0.0f, 0.0f}, {0.0f, 0.0f}};
+    Statistics alone = {Pair{0.0f, 0.0f}, Pair{0.0f, 0.0f}};
 #pragma clang loop unroll(full)
     for (uint i = 0; i < SAMPLES; ++i) {
       values[i] = i < inside ? x[at + size_t(i) * n_channels] : no_sample();
@@ -90,14 +90,14 @@ KERNEL {
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
     // The strips before this one in its block alone, and with this one all of the block.
-    Statistics before = {{0.0f, 0.0f}, {0.0f, 0.0f}};
+    Statistics before = {Pair{0.0f, 0.0f}, Pair{0.0f, 0.0f}};
     uint n_before = 0;
     for (uint i = block * BLOCK; i < strip; ++i) {
       uint other = i * lanes + lane;
       uint n_here = all_taken[other];
       if (n_here > 0) {
-        Statistics here = {
-            {all_means[other], all_means[other + THREADS]}, {all_variances[other], all_variances[other + THREADS]}};
+        Statistics here = {Pair{all_means[other], all_means[other + THREADS]},
+            Pair{all_variances[other], all_variances[other + THREADS]}};
         before = linked(before, here, table[GAINS + n_before], table[GAINS + n_here], table[DECAYS + n_here]);
         n_before += n_here;
       }
@@ -130,8 +130,8 @@ KERNEL {
       uint n_here = block_taken[other];
       if (n_here > 0) {
         float until = weight.high + fma(lack, table[GAINS + n_until], weight.low);
-        Statistics here = {{block_means[other], block_means[other + BLOCKS]},
-            {block_variances[other], block_variances[other + BLOCKS]}};
+        Statistics here = {Pair{block_means[other], block_means[other + BLOCKS]},
+            Pair{block_variances[other], block_variances[other + BLOCKS]}};
         statistics = linked(statistics, here, until, table[GAINS + n_here], table[DECAYS + n_here]);
         n_until += n_here;
       }
