@@ -1,6 +1,9 @@
 // Runs kernels for CUDA on a CPU: each block is a thread of the system, each of its threads a context that goes on until
 // it has to wait for others of the block. Blocks take turns, so that all runs are alike.
 
+// Some compilers have it on by themselves, and it ends a process that jumps from one stack to another.
+#undef _FORTIFY_SOURCE
+
 #include "cuda_emulation.hpp"
 
 #include <setjmp.h>

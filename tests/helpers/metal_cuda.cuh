@@ -13,6 +13,8 @@ using uint8_t = unsigned char;
 using uint16_t = unsigned short;
 using uint32_t = unsigned;
 using uint64_t = unsigned long;
+// Its bits.
+using bfloat16_t = unsigned short;
 
 // CUDA takes a function for one of the host unless it says otherwise.
 #define inline inline __device__

@@ -89,16 +89,32 @@ def _folder() -> pathlib.Path:
 
 
 @functools.cache
-def compiled(source: str, flag: str = EXACT, architecture: str = "sm_90") -> pathlib.Path:
+def place_of(source: str, flag: str) -> pathlib.Path:
+    """Where the machine code of *source* lies, as soon as it has been compiled."""
+    digest = hashlib.sha256(repr((source, SHIM.read_text(), flag, architecture())).encode()).hexdigest()[:20]
+    return _folder() / f"{digest}.cubin"
+
+
+def compiled(source: str, flag: str = EXACT) -> pathlib.Path:
     """Machine code of *source*; AssertionError where that is not what nvcc takes."""
-    digest = hashlib.sha256(repr((source, SHIM.read_text(), flag, architecture)).encode()).hexdigest()[:20]
-    target = _folder() / f"{digest}.cubin"
+    target = place_of(source, flag)
     if target.exists():
         return target
     with tempfile.TemporaryDirectory(dir=_folder()) as folder:
         file, made = pathlib.Path(folder, "kernel.cu"), pathlib.Path(folder, "kernel.cubin")
         file.write_text(source)
-        command = [COMPILER, "-cubin", "-w", "-std=c++17", "-lineinfo", flag, f"-arch={architecture}", "-o", made, file]
+        command = [
+            COMPILER,
+            "-cubin",
+            "-w",
+            "-std=c++17",
+            "-lineinfo",
+            flag,
+            f"-arch={architecture()}",
+            "-o",
+            made,
+            file,
+        ]
         done = subprocess.run([*map(str, command)], capture_output=True, text=True)
         if done.returncode:
             raise AssertionError(f"does not compile: {(done.stdout + done.stderr)[:2000]}")
@@ -107,51 +123,45 @@ def compiled(source: str, flag: str = EXACT, architecture: str = "sm_90") -> pat
 
 
 @functools.cache
-def _function(source: str, flag: str, name: str) -> object:
-    import cupy
+def architecture() -> str:
+    """That of the GPU, or of some other where there is none."""
+    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True).stdout.split()
+    except FileNotFoundError:
+        found = []
+    return f"sm_{found[0].replace('.', '')}" if found else "sm_90"
 
-    # Each array in memory that is its alone, so that what lies outside is nobody's.
-    cupy.cuda.set_allocator(None)
-    architecture = f"sm_{cupy.cuda.Device().compute_capability}"
-    return cupy.RawModule(path=str(compiled(source, flag, architecture))).get_function(ENTRY + name)
+
+def arguments_of(
+    launch: Launch, inputs: Sequence[np.ndarray]
+) -> tuple[pathlib.Path, str, tuple[int, ...], tuple[int, ...], list[np.ndarray]]:
+    """What CUDA is given: where machine code lies, the name in it, blocks, threads of a block, and what is read."""
+    grid, threads = launch.grid, launch.threadgroup
+    assert all(n % m == 0 for n, m in zip(grid, threads, strict=True)), (
+        f"{launch.name}: CUDA has no smaller last groups"
+    )
+    assert 1 <= np.prod(threads) <= 1024, f"{np.prod(threads)} threads in a threadgroup"
+    blocks = tuple(n // m for n, m in zip(grid, threads, strict=True))
+    cubin = place_of(source_of(launch), metal_emulation.options.cuda_flag)
+    return cubin, ENTRY + launch.name, blocks, threads, launch.buffers(inputs)
+
+
+def is_exact(launch: Launch) -> bool:
+    """Whether all that *launch* computes is rounded alike everywhere."""
+    return not ROUNDED_OTHERWISE.search(launch.text)
 
 
 def run(launch: Launch, inputs: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
     """Run *launch* on the GPU; AssertionError where CUDA reports a fault."""
-    import cupy
+    from . import cuda_launch
 
-    grid, group = launch.grid, launch.threadgroup
-    assert all(n % m == 0 for n, m in zip(grid, group, strict=True)), f"{launch.name}: CUDA has no smaller last groups"
-    assert 1 <= np.prod(group) <= 1024, f"{np.prod(group)} threads in a threadgroup"
-    function = _function(source_of(launch), metal_emulation.options.cuda_flag, launch.name)
+    cubin, entry, *rest = arguments_of(launch, inputs)
+    compiled(source_of(launch), metal_emulation.options.cuda_flag)
     try:
-        given = [cupy.asarray(array) for array in launch.buffers(inputs)]
-        on_device = [cupy.empty(result.shape, result.dtype) for result in results]
-        blocks = tuple(n // m for n, m in zip(grid, group, strict=True))
-        if os.environ.get("EZMSG_MLX_METAL_UNWRITTEN"):
-            # For initcheck: results as they are allocated, of which nothing is copied.
-            function(blocks, group, (*given, *(cupy.empty_like(result) for result in on_device)))
-        for result in on_device:
-            # What a kernel leaves unwritten is nothing to be read.
-            result.data.memset(0xFF, result.nbytes)
-        function(blocks, group, (*given, *on_device))
-        for result, computed in zip(results, on_device, strict=True):
-            result[...] = cupy.asnumpy(computed)
-    except cupy.cuda.runtime.CUDARuntimeError as error:
+        function = cuda_launch.function_of(str(cubin), entry)
+        computed = cuda_launch.launched(function, *rest, [result.shape for result in results])
+    except cuda_launch.ERRORS as error:
         raise AssertionError(f"{launch.name}: {error}") from error
-    except cupy.cuda.driver.CUDADriverError as error:
-        raise AssertionError(f"{launch.name}: {error}") from error
-
-
-def run_both(launch: Launch, inputs: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
-    """Run *launch* in the emulation and on the GPU; AssertionError where they differ, in any bit if none may."""
-    metal_emulation.run_emulated(launch, inputs, results)
-    others = [np.empty_like(result) for result in results]
-    run(launch, inputs, others)
-    for emulated, on_gpu in zip(results, others, strict=True):
-        if ROUNDED_OTHERWISE.search(launch.text):
-            np.testing.assert_allclose(on_gpu, emulated, rtol=1e-5, atol=1e-6, err_msg=launch.name)
-        else:
-            np.testing.assert_array_equal(on_gpu, emulated, err_msg=launch.name)
-            is_zero = emulated == 0
-            assert (np.signbit(on_gpu) == np.signbit(emulated))[is_zero].all(), f"{launch.name}: signs of zeros differ"
+    for result, found in zip(results, computed, strict=True):
+        result[...] = found

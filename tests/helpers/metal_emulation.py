@@ -71,7 +71,7 @@ class Options:
     """For the compiler."""
 
     device: str = os.environ.get("EZMSG_MLX_METAL", "cpu")
-    """``"cpu"``, where threads run one after the other; ``"cuda"``, a GPU; ``"both"``, which compares them."""
+    """``"cpu"``: the emulation; ``"cuda"``: :mod:`helpers.metal_cuda`; ``"vulkan"``: :mod:`helpers.metal_vulkan`."""
 
     cuda_flag: str = "-fmad=false"
     """For the compiler of CUDA: nothing is contracted but what says so."""
@@ -285,8 +285,7 @@ def run(launch: Launch, inputs: Sequence[np.ndarray], results: Sequence[np.ndarr
         return run_emulated(launch, inputs, results)
     from . import metal_cuda, metal_vulkan
 
-    others = {"cuda": metal_cuda.run, "both": metal_cuda.run_both, "vulkan": metal_vulkan.run}
-    return others[options.device](launch, inputs, results)
+    return {"cuda": metal_cuda.run, "vulkan": metal_vulkan.run}[options.device](launch, inputs, results)
 
 
 def run_emulated(launch: Launch, inputs: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
@@ -412,8 +411,9 @@ def installed(monkeypatch: pytest.MonkeyPatch, *modules: ModuleType) -> Iterator
     def forget() -> None:
         metal_kernel.cache_clear()
         for module in modules:
-            module._launch.cache_clear()
-            module._compile_ahead.cache_clear()
+            for name in ("_launch", "_compile_ahead"):
+                if hasattr(module, name):
+                    getattr(module, name).cache_clear()
 
     monkeypatch.setattr(mx.fast, "metal_kernel", MetalKernel)
     forget()

@@ -1,12 +1,15 @@
 """Faults put into the sources of the kernels for Metal one by one, each of which some case must notice."""
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
 
+from ezmsg.mlx.kernels.cells import GROUP
 from ezmsg.mlx.kernels.layout import LARGEST_SAMPLE
-from ezmsg.mlx.kernels.metal import ewma
+from ezmsg.mlx.kernels.metal import ewma, recurrentcell
+from ezmsg.mlx.kernels.plain.recurrentcell import difference_after_steps, random_cell
 from ezmsg.mlx.kernels.sources import read_source
 
 from . import crossing_cases
@@ -27,10 +30,13 @@ class Mutant:
     which: int = 0
     """Which occurrence is replaced."""
 
+    file: str = ""
+    """Which source, where it is not named as the kernel."""
+
     def read_source(self, package: str, name: str) -> tuple[str, str]:
         """Takes the place of the function of this name."""
         header, body = read_source(package, name)
-        if name != f"{self.recurrence}.metal":
+        if name != (self.file or f"{self.recurrence}.metal"):
             return header, body
         parts = f"{header}\0{body}".split(self.before)
         assert len(parts) > self.which + 1, f"no {self.before!r} in {name}"
@@ -40,7 +46,7 @@ class Mutant:
         return header, body
 
     def __str__(self) -> str:
-        return f"{self.recurrence}: {self.before!r} -> {self.after!r}, {self.which}"
+        return f"{self.file or self.recurrence}: {self.before!r} -> {self.after!r}, {self.which}"
 
 
 def _check_ewma() -> None:
@@ -104,7 +110,29 @@ def _check_crossings() -> None:
     crossing_cases.check_all("metal")
 
 
-CHECKS = {"ewma": _check_ewma, "sosfilt": _check_sosfilt, "zscore": _check_zscore, "crossings": _check_crossings}
+CELLS = [*itertools.product(("GRU", "LSTM"), (32, 16, 8))]
+"""Kinds of cells, and bits of their weights."""
+
+
+def check_cell(cell: str, bits: int) -> None:
+    # Of a few more columns than the words that a threadgroup takes at a time, and of fewer; a batch.
+    for n_input, n_hidden, n_rows in (({32: 5, 16: 9, 8: 17}[bits] * GROUP, GROUP, 2), (GROUP, 2 * GROUP, 3)):
+        difference = difference_after_steps(recurrentcell, random_cell(cell, bits, n_input, n_hidden), n_rows, 2)
+        assert difference < 2e-6, (cell, bits, n_input, difference)
+
+
+def _check_recurrentcell() -> None:
+    for cell, bits in CELLS:
+        check_cell(cell, bits)
+
+
+CHECKS = {
+    "crossings": _check_crossings,
+    "ewma": _check_ewma,
+    "recurrentcell": _check_recurrentcell,
+    "sosfilt": _check_sosfilt,
+    "zscore": _check_zscore,
+}
 """What a kernel that is right goes through; AssertionError where one is not."""
 
 _BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);\n"
@@ -220,4 +248,31 @@ MUTANTS = [
     Mutant("crossings", "zf[n_channels + channel] = left", "zf[n_channels + channel] = 0.0f"),
     Mutant("crossings", "zf[channel] = status", "zf[channel] = UNDER"),
     Mutant("crossings", "start + i < n ? x[", "true ? x["),
+    # Steps of cells.
+    *(
+        Mutant("recurrentcell", before, after, which, file=f"recurrentcell_{cell}.metal")
+        for cell, before, after, which in [
+            ("gru", _BARRIER, "", 0),
+            ("gru", _BARRIER, "", 1),
+            ("gru", "part > 0; part /= 2", "part > 1; part /= 2", 0),
+            ("lstm", "k < 4; ++k", "k < 3; ++k", 0),
+            ("gru", "if (index < part)", "if (index <= part)", 0),
+            ("lstm", "if (index == 0)", "if (index <= 1)", 0),
+            ("lstm", "word += THREADS", "word += THREADS + 1", 0),
+            ("gru", "word << 16", "word", 0),
+            ("gru", "0xffff0000u", "0xff000000u", 0),
+            ("lstm", "word >> 8 & 255u", "word >> 8", 0),
+            ("gru", "offset * (x[0] + x[1]", "offset * (x[0]", 0),
+            ("lstm", "word * VALUES / GROUP", "word / GROUP", 0),
+            ("gru", "gate * HIDDEN + row", "row", 0),
+            ("lstm", "x[b * COLUMNS +", "x[", 0),
+            ("gru", "total[gate * BATCH + b] +=", "total[gate * BATCH] +=", 0),
+            ("gru", "bias[HIDDEN + unit]", "bias[unit]", 0),
+            ("gru", "reset * inside", "inside", 0),
+            ("gru", "+ bhn[unit]", "", 0),
+            ("lstm", "kept * c[", "c[", 0),
+            ("lstm", "hyperbolic_tangent(cell)", "cell", 0),
+            ("gru", "of_hidden[2 * BATCH + b];", "of_hidden[2 * BATCH];", 0),
+        ]
+    ),
 ]

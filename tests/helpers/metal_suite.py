@@ -11,7 +11,7 @@ import numpy as np
 
 from . import metal_sigproc
 from .ewma_cases import OWN_CASES
-from .metal_mutants import CHECKS
+from .metal_mutants import CELLS, CHECKS, check_cell
 from .recurrence_cases import CASES, EXACT_CASES
 from .recurrences import RECURRENCES, Recurrence, check_close, check_state, noise
 from .sosfilt_cases import CASES as SOSFILT_CASES
@@ -48,6 +48,7 @@ def suite() -> Suite:
         cases[name] = of_kernel
     for name, own in (("ewma", OWN_CASES), ("sosfilt", SOSFILT_CASES)):
         cases[name] |= {f"own {case}": functools.partial(function, "metal") for case, function in own.items()}
+    cases["recurrentcell"] = {f"{cell}, {bits} bits": functools.partial(check_cell, cell, bits) for cell, bits in CELLS}
     for name, check in CHECKS.items():
         cases.setdefault(name, {})["check"] = check
     modules = functools.cache(metal_sigproc.imported)

@@ -22,6 +22,7 @@ from helpers.metal_cases import (
 )
 from helpers.metal_counts import graph_of
 from helpers.metal_emulation import FMA_FLAGS, ORDERS
+from helpers.metal_texts import MODULES
 from helpers.recurrence_cases import CASES, EXACT_CASES
 from helpers.recurrences import RECURRENCES as EVERY
 from helpers.recurrences import alpha_of, check_close, noise
@@ -29,10 +30,8 @@ from helpers.sosfilt_cases import CASES as SOSFILT_CASES
 from helpers.transformers import TRANSFORMERS, filtered, using
 
 from ezmsg.mlx.kernels.layout import LARGEST_SAMPLE, LARGEST_SCORED, buffer_length
-from ezmsg.mlx.kernels.metal import ewma, sosfilt, zscore
+from ezmsg.mlx.kernels.metal import ewma, zscore
 from ezmsg.mlx.kernels.metal.kernel import SAMPLES, TILE, threadgroups
-
-MODULES = {"ewma": ewma, "sosfilt": sosfilt, "zscore": zscore}
 
 CALLS = {
     "ewma": (0.01, (2,)),

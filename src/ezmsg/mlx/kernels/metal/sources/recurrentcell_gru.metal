@@ -13,6 +13,7 @@ KERNEL {
     sums[2 * THREADS + index] = of_input[2 * BATCH + b];
     sums[3 * THREADS + index] = of_hidden[2 * BATCH + b];
 #include "recurrentcell_added.inl"
+    // What it reads of the sums, no other thread writes for the next row.
     if (index == 0) {
       float reset = sigmoid(sums[0] + bias[unit]);
       float update = sigmoid(sums[THREADS] + bias[HIDDEN + unit]);
@@ -20,6 +21,5 @@ KERNEL {
       float candidate = hyperbolic_tangent(sums[2 * THREADS] + bias[2 * HIDDEN + unit] + reset * inside);
       h_after[b * HIDDEN + unit] = (1.0f - update) * candidate + update * h[b * HIDDEN + unit];
     }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
   }
 }

@@ -11,6 +11,7 @@ KERNEL {
       sums[gate * THREADS + index] = of_input[gate * BATCH + b] + of_hidden[gate * BATCH + b];
     }
 #include "recurrentcell_added.inl"
+    // What it reads of the sums, no other thread writes for the next row.
     if (index == 0) {
       float taken = sigmoid(sums[0] + bias[unit]);
       float kept = sigmoid(sums[THREADS] + bias[HIDDEN + unit]);
@@ -20,6 +21,5 @@ KERNEL {
       c_after[b * HIDDEN + unit] = cell;
       h_after[b * HIDDEN + unit] = shown * hyperbolic_tangent(cell);
     }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
   }
 }
