@@ -42,7 +42,7 @@ TOOLS = {"memcheck": [], "racecheck": [], "synccheck": [], "initcheck": ["--init
 EACH = 3
 """Launches under a tool that are alike in all but values."""
 
-WORKERS = 4
+WORKERS = 8
 """Processes on the GPU at a time that put faults in."""
 
 OF_FAULT = 30

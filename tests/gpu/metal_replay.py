@@ -25,9 +25,10 @@ def replayed(file: pathlib.Path, each: int) -> dict:
         if each and seen[alike(launch)] > each:
             continue
         n += 1
-        shapes = [result.shape for result in launch.results]
         function = function_of(launch.cubin, launch.entry)
-        if difference := launch.difference(launched(function, launch.blocks, launch.threads, launch.buffers, shapes)):
+        if difference := launch.difference(
+            launched(function, launch.blocks, launch.threads, launch.buffers, launch.results)
+        ):
             wrong.append(difference)
     return {
         "launches": n,

@@ -34,7 +34,9 @@ class Recorded(NamedTuple):
     def difference(self, computed: Sequence[np.ndarray]) -> str:
         """What is wrong with results; empty where nothing is."""
         for number, (expected, found) in enumerate(zip(self.results, computed, strict=True)):
-            if self.is_exact:
+            if expected.dtype != np.float32:
+                wrong = expected.view(np.uint8) != found.view(np.uint8)
+            elif self.is_exact:
                 bits, others = (np.where(np.isnan(array), np.float32(np.nan), array) for array in (expected, found))
                 wrong = bits.view(np.uint32) != others.view(np.uint32)
             else:
@@ -58,14 +60,14 @@ def launched(
     blocks: tuple[int, int, int],
     threads: tuple[int, int, int],
     buffers: Sequence[np.ndarray],
-    shapes: Sequence[tuple[int, ...]],
+    like: Sequence[np.ndarray],
 ) -> list[np.ndarray]:
-    """The results, float32 of *shapes*; what a kernel leaves unwritten is NaN."""
+    """The results, of the shapes and dtypes of *like*; what a kernel leaves unwritten is NaN, or 255 of bool."""
     given = [cupy.asarray(array) for array in buffers]
     if os.environ.get(UNWRITTEN):
-        function(blocks, threads, (*given, *(cupy.empty(shape, np.float32) for shape in shapes)))
+        function(blocks, threads, (*given, *(cupy.empty(one.shape, one.dtype) for one in like)))
         cupy.cuda.runtime.deviceSynchronize()
-    results = [cupy.empty(shape, np.float32) for shape in shapes]
+    results = [cupy.empty(one.shape, one.dtype) for one in like]
     for result in results:
         result.data.memset(0xFF, result.nbytes)
     function(blocks, threads, (*given, *results))

@@ -160,7 +160,7 @@ def run(launch: Launch, inputs: Sequence[np.ndarray], results: Sequence[np.ndarr
     compiled(source_of(launch), metal_emulation.options.cuda_flag)
     try:
         function = cuda_launch.function_of(str(cubin), entry)
-        computed = cuda_launch.launched(function, *rest, [result.shape for result in results])
+        computed = cuda_launch.launched(function, *rest, results)
     except cuda_launch.ERRORS as error:
         raise AssertionError(f"{launch.name}: {error}") from error
     for result, found in zip(results, computed, strict=True):

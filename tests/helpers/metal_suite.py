@@ -9,7 +9,7 @@ from collections.abc import Callable
 import mlx.core as mx
 import numpy as np
 
-from . import metal_sigproc
+from . import crossing_cases, metal_sigproc
 from .ewma_cases import OWN_CASES
 from .metal_mutants import CELLS, CHECKS, check_cell
 from .recurrence_cases import CASES, EXACT_CASES
@@ -49,6 +49,7 @@ def suite() -> Suite:
     for name, own in (("ewma", OWN_CASES), ("sosfilt", SOSFILT_CASES)):
         cases[name] |= {f"own {case}": functools.partial(function, "metal") for case, function in own.items()}
     cases["recurrentcell"] = {f"{cell}, {bits} bits": functools.partial(check_cell, cell, bits) for cell, bits in CELLS}
+    cases["crossings"] = {kind: functools.partial(crossing_cases.check, kind, "metal") for kind in crossing_cases.KINDS}
     for name, check in CHECKS.items():
         cases.setdefault(name, {})["check"] = check
     modules = functools.cache(metal_sigproc.imported)

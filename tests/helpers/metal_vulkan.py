@@ -39,7 +39,8 @@ def _assembly_of_any(text: str) -> str:
 
 def assembly_of(text: str, threadgroup: tuple[int, int, int]) -> str:
     """SPIR-V of *text*: one program for each size of a threadgroup."""
-    assembly = _assembly_of_any(text)
+    # crosstl converts to a type by one of its names alone.
+    assembly = _assembly_of_any(text.replace("unsigned(", "uint("))
     # crosstl leaves it at 1 where a kernel asks for nothing but its position in the grid.
     size = " ".join(map(str, threadgroup))
     assembly = re.sub(r"^(OpExecutionMode %\d+ LocalSize) .*", rf"\1 {size}", assembly, flags=re.MULTILINE)
@@ -196,5 +197,10 @@ def run(launch: Launch, inputs: Sequence[np.ndarray], results: Sequence[np.ndarr
     assert all(n % m == 0 for n, m in zip(launch.grid, launch.threadgroup, strict=True)), "no smaller last groups"
     code = spirv_of(assembly_of(launch.with_constants, launch.threadgroup))
     groups = tuple(n // m for n, m in zip(launch.grid, launch.threadgroup, strict=True))
-    given = [np.array(array) for array in launch.buffers(inputs)]
-    device().run(code, launch.name, groups, [*given, *results])
+    # SPIR-V has no bool in memory, and crosstl writes a word for each.
+    given = [array.astype(np.uint32 if array.dtype == bool else array.dtype) for array in launch.buffers(inputs)]
+    found = [np.full(result.shape, 99, np.uint32) if result.dtype == bool else result for result in results]
+    device().run(code, launch.name, groups, [*given, *found])
+    for result, words in zip(results, found, strict=True):
+        if result.dtype == bool:
+            result.view(np.uint8)[...] = words
