@@ -80,7 +80,7 @@ def test_a_helper_that_comes_late_changes_nothing(monkeypatch):
     expected = np.array(cpu.run(x, weights, state)[0])
 
     class Stopped:
-        def call(self, function, counts, *rest):
+        def call(self, function, first, counts, *rest):
             counts[0] += 3  # taken, and never finished
 
     monkeypatch.setattr(cpu, "HELPERS", 1)

@@ -39,7 +39,7 @@ def backend() -> str:
 def test_it_says_that_all_is_right(short, backend, capsys):
     assert selftest.main(backend) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert sum(line.endswith("| right |") for line in lines) == 6
+    assert sum(line.endswith("| right |") for line in lines) == 8
     for start in (
         "| mlx |",
         "| device |",

@@ -15,7 +15,7 @@ import time
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -186,11 +186,12 @@ def from_pytorch(arrays: Arrays, model: nn.Module) -> Arrays:
     Raises:
         ValueError: A layer has only some of its weights.
     """
-    names = {name for name, _ in tree_flatten(model.parameters())}
+    names = {name for name, _ in _parameters(model)}
     found = {name: value for name, value in arrays.items() if not name.endswith("num_batches_tracked")}
-    for name in [name for name in found if (match := _RECURRENT.match(name)) and match[2:4] == ("weight", "ih")]:
+    for name in [name for name in found if (match := _RECURRENT.match(name)) and match.group(2, 3) == ("weight", "ih")]:
         _rename_cells(found, name, names)
-    for path, module in model.named_modules():
+    modules: list[tuple[str, nn.Module]] = list(model.named_modules())
+    for path, module in modules:
         weight = f"{path}.weight" if path else "weight"
         if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) and weight in found:
             expected, given = tuple(module.weight.shape), tuple(found[weight].shape)
@@ -232,17 +233,22 @@ def _rename_cells(found: Arrays, name: str, names: set[str]) -> None:
     found[f"{target}b" if f"{target}b" in names else f"{target}bias"] = of_input + of_hidden
 
 
+def _parameters(module: nn.Module) -> list[tuple[str, mx.array]]:
+    # Where it is given no place, what this returns is a list.
+    return cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters()))
+
+
 def template_of(plain: nn.Module, quantized: nn.Module | None, dtype: mx.Dtype) -> dict[str, Weight]:
     """What weights a model takes, by their names before they are quantized, and what becomes of each."""
     found = {}
     modules = dict(quantized.named_modules()) if quantized is not None else {}
-    for name, value in tree_flatten(plain.parameters()):
+    for name, value in _parameters(plain):
         path, _, last = name.rpartition(".")
         module, made = modules.get(path), None
         if module is not None and last in module and module[last].dtype == mx.uint32:
             prefix = f"{path}." if path else ""
             parts = [f"{last}_{part}" if f"{last}_{part}" in module else part for part in ("scales", "biases")]
-            bits = module.bits
+            bits = cast("int", module.bits)
             group = 32 * module[last].shape[-1] // bits // module[parts[0]].shape[-1]
             made = (name, f"{prefix}{parts[0]}", f"{prefix}{parts[1]}", group, bits)
         kept = dtype if mx.issubdtype(value.dtype, mx.floating) else value.dtype
@@ -283,7 +289,7 @@ def converted(arrays: Arrays, template: Mapping[str, Weight], pause: bool) -> li
             made = [(name, value)]
         else:
             *names, group, bits = weight.quantized
-            made = list(zip(names, mx.quantize(value, group_size=group, bits=bits), strict=True))  # type: ignore[arg-type]
+            made = list(zip(map(str, names), mx.quantize(value, group_size=group, bits=bits), strict=True))
         mx.eval([array for _, array in made])
         found += made
     return found

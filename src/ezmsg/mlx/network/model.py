@@ -276,7 +276,8 @@ class Model:
 
     def _traced(self, weights: Weights, x: mx.array, state: Tree) -> tuple[Tree, Tree]:
         self._module.update(tree_unflatten(list(weights.items())))
-        return self._result(x, state)
+        # To the memory of the device once, where x is on the host.
+        return self._result(x * 1, state)
 
     def _eager(self, weights: Weights, x: mx.array, state: Tree) -> tuple[Tree, Tree]:
         if weights is not self._in_module:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import cast
+from typing import Any, TypeAlias, cast
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 from ..kernels import default_path, kernel
 from ..kernels.cells import GROUP, MOST_ROWS, N_GATES, Cell, CellKernel, CellWeights, Matrix, State
 from ..kernels.plain.recurrentcell import after_products, product
+
+Steps: TypeAlias = "list[Any] | mx.array"
+"""The samples of a window, one by one or together."""
 
 MOST_STEPS = 4
 """Samples of a window up to which each is a step of the kernel. From more, one product multiplies all of them with the
@@ -86,39 +90,51 @@ class RecurrentLayer(nn.Module):
         Returns:
             (batch, time, hidden_size), and the state: float32 of shape (batch, hidden_size), one array or two.
         """
-        weights, dtype = self._weights(), x.dtype
-        n_rows, n_steps, _ = x.shape
+        steps, state = self.steps(_steps_of(x), state)
+        return _joined(steps).astype(x.dtype), state
+
+    def steps(self, x: Steps, state: State | None) -> tuple[Steps, State]:
+        """The results of the samples of a window, and the state after it.
+
+        Args:
+            x: float32 of shape (batch, input_size) for each sample; or of all of many samples, (batch, time,
+                input_size).
+            state: See :meth:`__call__`.
+
+        Returns:
+            The same with *hidden_size*, and the state.
+        """
+        weights, results = self._weights(), []
+        n_rows, n_steps = (x[0].shape[0], len(x)) if isinstance(x, list) else x.shape[:2]
         state = tuple(state) if state is not None else self.zero_state(n_rows)
-        x = x.astype(mx.float32)
-        results = []
-        if n_steps <= MOST_STEPS and n_rows <= MOST_ROWS:
-            # Kernels take 16 bits for those of bfloat16.
+        if isinstance(x, list):
+            # Kernels take 16 bits for those of bfloat16; plain operations take arrays of MLX.
             has_kernel = self.bits in (None, 8) and self["Wx"].dtype != mx.float16
-            path = default_path() if has_kernel else "plain"
-            run = cast("CellKernel", kernel("recurrentcell", path)).run
-            for step in range(n_steps):
-                state = run(x[:, step], weights, state)
+            run = cast("CellKernel", kernel("recurrentcell", default_path() if has_kernel else "plain")).run
+            for sample in x:
+                state = run(sample if has_kernel else mx.array(sample), weights, state)
                 results.append(state[0])
-        else:
-            products = product(x, weights.input) + weights.bias
-            for step in range(n_steps):
-                state = after_products(products[:, step], product(state[0], weights.hidden), weights.bhn, state)
-                results.append(state[0])
-        return mx.stack(results, axis=1).astype(dtype), state
+            return results, state
+        products = product(x, weights.input) + weights.bias
+        for step in range(n_steps):
+            state = after_products(products[:, step], product(state[0], weights.hidden), weights.bhn, state)
+            results.append(state[0])
+        return mx.stack(results, axis=1), state
 
     def _weights(self) -> CellWeights:
         """The weights as a kernel takes them; the same object as long as they are the same arrays."""
         arrays = tuple(self.values())
         kept = self._kept
         if kept is None or len(kept.arrays) != len(arrays) or any(map(_is_other, kept.arrays, arrays)):
-            matrices = (
-                Matrix(self[name], *(_float32(self[f"{name}_{part}"]) for part in ("scales", "biases") if self.bits))
-                for name in ("Wx", "Wh")
-            )
             bhn = self["bhn"] if self.cell == "GRU" else mx.zeros((self.hidden_size,))
-            bias = self["b" if self.cell == "GRU" else "bias"]
-            self._kept = kept = _Kept(arrays, CellWeights(self.cell, *matrices, _float32(bias), _float32(bhn)))
+            biases = _float32(self["b" if self.cell == "GRU" else "bias"]), _float32(bhn)
+            self._kept = kept = _Kept(arrays, CellWeights(self.cell, self._matrix("Wx"), self._matrix("Wh"), *biases))
         return kept.weights
+
+    def _matrix(self, name: str) -> Matrix:
+        if self.bits is None:
+            return Matrix(self[name])
+        return Matrix(self[name], _float32(self[f"{name}_scales"]), _float32(self[f"{name}_biases"]))
 
 
 class _Kept:
@@ -126,6 +142,26 @@ class _Kept:
 
     def __init__(self, arrays: tuple[object, ...], weights: CellWeights) -> None:
         self.arrays, self.weights = arrays, weights
+
+
+def _steps_of(x: mx.array, patch: int = 1) -> Steps:
+    """The samples of *x*, (batch, time, features), in float32: one by one where they are few."""
+    x = x.astype(mx.float32)
+    n_rows, n_steps = x.shape[0], x.shape[1] // patch
+    if n_steps > MOST_STEPS or n_rows > MOST_ROWS:
+        return x.reshape(n_rows, n_steps, -1)
+    # Kernels on the CPU take both, and a view of NumPy's costs no evaluation.
+    values = np.asarray(x) if default_path() == "cpu" else x
+    if n_steps == 1:
+        return [values.reshape(n_rows, -1)]
+    values = values.reshape(n_rows, n_steps, -1)
+    return [values[:, step] for step in range(n_steps)]
+
+
+def _joined(steps: Steps) -> mx.array:
+    if not isinstance(steps, list):
+        return steps
+    return mx.stack(steps, axis=1) if len(steps) > 1 else steps[0][:, None]
 
 
 def _is_other(one: object, other: object) -> bool:
@@ -151,13 +187,22 @@ class RecurrentStack(nn.Module):
         sizes = [input_size, *[hidden_size] * (num_layers - 1)]
         self.layers = [RecurrentLayer(cell, size, hidden_size) for size in sizes]
 
-    def __call__(self, x: mx.array, state: list[State] | None = None) -> tuple[mx.array, list[State]]:
-        """The results of the last layer, (batch, time, hidden_size), and the state of each layer."""
-        after = []
+    def __call__(self, x: mx.array, state: list[State] | None = None, patch: int = 1) -> tuple[mx.array, list[State]]:
+        """The results of the last layer, and the state of each layer.
+
+        Args:
+            x: (batch, time, input_size / patch).
+            state: What the window before returned; None: zeros.
+            patch: Samples that are the input of one step together.
+
+        Returns:
+            (batch, time / patch, hidden_size), and a state for each layer.
+        """
+        steps, after = _steps_of(x, patch), []
         for number, layer in enumerate(self.layers):
-            x, of_layer = layer(x, None if state is None else state[number])
+            steps, of_layer = layer.steps(steps, None if state is None else state[number])
             after.append(of_layer)
-        return x, after
+        return _joined(steps).astype(x.dtype), after
 
 
 class RecurrentDecoder(nn.Module):
@@ -221,8 +266,6 @@ class RecurrentDecoder(nn.Module):
         """
         if self.embedding:
             x = self.linear_embeddings(x)
-        if self.patch > 1:
-            x = x.reshape(x.shape[0], x.shape[1] // self.patch, -1)
-        x, state = self.rnn(x, state)
+        x, state = self.rnn(x, state, self.patch)
         results = {name: head(x) for name, head in self.heads.items()}
         return (results if self.has_heads else results["output"]), state

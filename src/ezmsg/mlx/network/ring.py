@@ -8,7 +8,7 @@ computed as exactly as step 1.
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -101,7 +101,7 @@ class RingKVCache:
         is_there = mx.concatenate([ages[:size] <= n_seen, mx.ones(n_new, mx.bool_)])
         before = mx.arange(n_new)[:, None] + ages[None, :]
         mask = is_there[None, :] & (before >= 0) & (before < size)
-        all_keys, all_values = (mx.concatenate(pair, axis=2) for pair in ((old_keys, keys), (old_values, values)))
+        all_keys, all_values = mx.concatenate([old_keys, keys], axis=2), mx.concatenate([old_values, values], axis=2)
         if self.positions == "rotary":
             queries, all_keys = self._turned(queries, -mx.arange(n_new)), self._turned(all_keys, ages)
         y = mx.fast.scaled_dot_product_attention(
@@ -162,7 +162,7 @@ class RingAttention(nn.Module):
             state = self.cache.zero_state(n_rows, x.dtype)
 
         def heads(of: nn.Linear) -> mx.array:
-            return cast(mx.array, of(x)).reshape(n_rows, n_samples, self.cache.n_heads, -1).swapaxes(1, 2)
+            return of(x).reshape(n_rows, n_samples, self.cache.n_heads, -1).swapaxes(1, 2)
 
         y, state = self.cache.attend(heads(self.query_proj), heads(self.key_proj), heads(self.value_proj), state)
         return self.out_proj(y.swapaxes(1, 2).reshape(n_rows, n_samples, dims)), state

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import ezmsg.core as ez
 import numpy as np
+import numpy.typing as npt
 from ezmsg.baseproc import BaseStatefulTransformer, processor_state, resolve_stream_dim
-from ezmsg.util.messages.axisarray import AxisArray, LinearAxis
+from ezmsg.util.messages.axisarray import AxisArray, CoordinateAxis, LinearAxis
 from ezmsg.util.messages.util import replace
 
 from ..stream.convert import as_float32, begin_reading, import_mlx, is_mlx_array, mlx_to_numpy
-from ..stream.device import uses_gpu
+from ..stream.device import to_host, uses_gpu
+from ..stream.hostmemory import Block, device_memory
 from ..stream.segments import GAP_TOLERANCE, is_same_rate, sampling_period, value_at, with_known_rate
 from ..stream.unit import PublishesEach, check_count, check_fields, check_message
 from .windows import Cut, Samples, Waiting
@@ -30,6 +32,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 BITS = (None, 8, 4)
 MOST_SIZES = 4
 _OPERATION = "a network"
+_FLOAT32 = np.dtype(np.float32)
 
 
 class NetworkSettings(ez.Settings):
@@ -237,7 +240,7 @@ class NetworkTransformer(BaseStatefulTransformer[NetworkSettings, AxisArray, lis
     _model: Model | None = None
     _sizes: tuple[int, ...] = ()
     _taken: Weights | None = None
-    _labels: Mapping[object, AxisArray.CoordinateAxis] = {}
+    _labels: Mapping[object, CoordinateAxis] = {}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -335,10 +338,14 @@ class NetworkTransformer(BaseStatefulTransformer[NetworkSettings, AxisArray, lis
         loaded = self._exchange.loaded
         weights = loaded if loaded is not self._taken else state.weights
         cut = Cut.of(waiting, data, settings.window, settings.hop or settings.window)
-        results, of_model = self._run(model, weights or model.weights, cut, of_model)
+        staged: list[Block] = []
+        results, of_model = self._run(model, weights or model.weights, cut, of_model, staged)
         rest = cut.rest()
         state_after = [of_model, rest.samples if is_mlx_array(rest.samples) else None]
         outputs = self._outputs(message, axis, cut, results, state_after)
+        # The device has read them, since the results are there.
+        for block in staged:
+            device_memory().give_back(block)
         # Nothing raises from here on.
         state.waiting, state.of_model, state.weights = rest, of_model, weights
         state.next_offset, self._taken = value_at(axis, n_new), loaded
@@ -346,33 +353,34 @@ class NetworkTransformer(BaseStatefulTransformer[NetworkSettings, AxisArray, lis
 
     def _samples(self, message: AxisArray, idx: int) -> Samples:
         """The data as float32 (time, features): of NumPy where the host cuts it into windows."""
-        data = message.data
-        if not is_mlx_array(data):
-            data = np.asarray(data)
-            if data.dtype.kind not in "biuf":
-                raise TypeError(f"A network takes data of real numbers, got dtype {data.dtype}.")
-            data = np.asarray(data, np.float32)
-        else:
+        data: Any = message.data
+        if is_mlx_array(data):
             data = as_float32(data, _OPERATION)
             if not uses_gpu():
                 data = np.asarray(data)
+        elif (dtype := np.asarray(data).dtype).kind not in "biuf":
+            raise TypeError(f"A network takes data of real numbers, got dtype {dtype}.")
+        else:
+            data = np.asarray(data, np.float32)
         if idx:
             data = data.swapaxes(0, idx) if data.ndim == 2 else _moved(data, idx)
         return data.reshape(data.shape[0], -1)
 
-    def _run(self, model: Model, weights: Weights, cut: Cut, of_model: Tree) -> tuple[list[Tree], Tree]:
-        """The results of all batches, and the model's state after them."""
-        import mlx.core as mx
-
+    def _run(
+        self, model: Model, weights: Weights, cut: Cut, of_model: Tree, staged: list[Block]
+    ) -> tuple[list[Tree], Tree]:
+        """The results of all batches, and the state after them; *staged* gets the memory that a device reads."""
         results = []
         for batch in cut.batches(self._sizes):
-            x, on_host = batch.windows, isinstance(batch.windows, np.ndarray)
-            if on_host:
-                y, after = model(weights, mx.array(np.ascontiguousarray(x)), of_model)
+            x = batch.windows
+            if isinstance(x, np.ndarray):
+                y, after = model(weights, _uploaded(x, staged), of_model)
+                is_taken = bool(np.isfinite(x).all())
             else:
+                # Past the first window, a device looks at its data itself, and nobody waits for it.
                 y, after = model(weights, x, of_model, guarded=of_model is not None)
-            # Past the first window, a device looks at its data itself, and nobody waits for it.
-            if after is not None and ((not on_host and of_model is not None) or _is_finite(x)):
+                is_taken = of_model is not None or bool(import_mlx().isfinite(x).all())
+            if after is not None and is_taken:
                 of_model = after
             results.append(y)
         return results, of_model
@@ -408,18 +416,14 @@ class NetworkTransformer(BaseStatefulTransformer[NetworkSettings, AxisArray, lis
             )
         return outputs
 
-    def _channels(self, name: str | None, head: mx.array) -> AxisArray.CoordinateAxis:
+    def _channels(self, name: str | None, head: mx.array) -> CoordinateAxis:
         """Labels of the results, the same object for each message."""
         known = self._labels.get((name, head.shape[-1]))
         if known is None:
             labels = np.array([f"{name or 'output'}_ch{number}" for number in range(head.shape[-1])])
-            known = AxisArray.CoordinateAxis(data=labels, dims=["ch"])
+            known = CoordinateAxis(data=labels, dims=["ch"])
             self._labels = {**self._labels, (name, head.shape[-1]): known}
         return known
-
-
-def _is_finite(x: Samples) -> bool:
-    return bool(np.isfinite(x).all() if isinstance(x, np.ndarray) else import_mlx().isfinite(x).all())
 
 
 def _moved(data: Any, idx: int) -> Any:
@@ -430,6 +434,15 @@ def _moved(data: Any, idx: int) -> Any:
 
 def _in_library_of(data: Samples, samples: Samples) -> Samples:
     return np.array(samples) if isinstance(data, np.ndarray) else import_mlx().array(samples)
+
+
+def _uploaded(x: npt.NDArray[np.float32], staged: list[Block]) -> mx.array:
+    """*x* for the device: on CUDA in memory on the host that is used again, from where a model copies it."""
+    if to_host() is None:
+        return import_mlx().array(np.ascontiguousarray(x))
+    block = device_memory().take(x.nbytes)
+    staged.append(block)
+    return block.filled(x, _FLOAT32)
 
 
 def _computed(heads: list[mx.array], state: list[Tree], on_device: bool) -> Sequence[Any]:

@@ -1,17 +1,19 @@
-"""A step of a recurrent cell on the CPU: dot products in vectors of 16, over MLX's memory, in one thread.
+"""A step of a recurrent cell on the CPU: dot products in vectors of 16, over MLX's memory, shared by a few threads.
 
-A step reads each weight once, so that memory sets its time: one core reads it nearly as fast as the threads of a BLAS
-do together, which wait for each other whenever something else runs. The vectors are written out for the compiler, since
-it sums quantized groups one by one otherwise, and so that sums are taken in the same order on every processor.
+A step reads each weight once, so that memory sets its time, which a BLAS reaches, too. But its threads wait for each
+other whenever something else runs; here, nobody waits for a thread that comes late. The vectors are written out for the
+compiler, since it sums quantized groups one by one otherwise, and so that sums are taken in the same order on every
+processor.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import queue
+import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -36,6 +38,9 @@ _FLOATS = ir.VectorType(_FLOAT, LANES)
 _CONTRACT = ("contract",)
 
 _compiled = compiled()
+
+# A function of compiled code, which takes its arguments without the first. Typed as something else.
+_intrinsic: Callable[[Callable[..., Any]], Callable[..., Any]] = intrinsic
 
 
 def _load(builder: ir.IRBuilder, start: ir.Value, index: ir.Value, item: ir.Type) -> ir.Value:
@@ -94,7 +99,7 @@ def _summed(builder: ir.IRBuilder, n_vectors: int) -> list[ir.Value]:
     return totals
 
 
-@intrinsic
+@_intrinsic
 def _dot_of_vectors(typingctx: Any, weights: Any, x: Any, n: Any) -> Any:
     """The dot product of the first *n* values, a multiple of LANES * UNROLLED."""
     item = _FLOAT if weights.dtype == types.float32 else ir.IntType(16)
@@ -115,7 +120,7 @@ def _dot_of_vectors(typingctx: Any, weights: Any, x: Any, n: Any) -> Any:
     return types.float32(weights, x, types.int64), codegen
 
 
-@intrinsic
+@_intrinsic
 def _dot_of_groups(typingctx: Any, weights: Any, scales: Any, x: Any, n: Any) -> Any:
     """The sum over *n* groups of their scale times the dot product of their bytes."""
 
@@ -142,13 +147,13 @@ def _dot_of_groups(typingctx: Any, weights: Any, scales: Any, x: Any, n: Any) ->
 @_compiled
 def _dot(weights: np.ndarray, x: np.ndarray) -> float:
     n = x.size - x.size % (LANES * UNROLLED)
-    total = _dot_of_vectors(weights, x, n)
+    total: float = _dot_of_vectors(weights, x, n)
     for k in range(n, x.size):
         total += _as_float(weights[k]) * x[k]
     return total
 
 
-@intrinsic
+@_intrinsic
 def _as_float(typingctx: Any, value: Any) -> Any:
     """A float32, or the bits of a bfloat16, as a float32."""
 
@@ -160,7 +165,7 @@ def _as_float(typingctx: Any, value: Any) -> Any:
     return types.float32(value), codegen
 
 
-@intrinsic
+@_intrinsic
 def _add(typingctx: Any, counts: Any, index: Any, value: Any) -> Any:
     """Add to an entry of *counts* at once for all threads; what it was before."""
 
@@ -202,8 +207,8 @@ def _sums(x: np.ndarray, sums: np.ndarray) -> None:
             sums[b, group] = total
 
 
-def _shared(rows: Callable[..., None]) -> tuple[Callable[..., None], Callable[..., None]]:
-    """A function by which several threads share the products of a layer, and one by which the first makes up the rest.
+def _shared(rows: Callable[..., None]) -> Callable[..., None]:
+    """A function by which several threads share the products of a layer, of which the first makes up the rest.
 
     *counts* has the number of the next chunk of rows, and whether each has been done.
     """
@@ -217,21 +222,21 @@ def _shared(rows: Callable[..., None]) -> tuple[Callable[..., None], Callable[..
             rows(wh, h, u, (chunk - n_first) * of_hidden, (chunk - n_first + 1) * of_hidden)
 
     @_compiled
-    def share(counts: np.ndarray, sizes: Any, wx: Any, x: Any, a: np.ndarray, wh: Any, h: Any, u: np.ndarray) -> None:
+    def share(
+        first: bool, counts: np.ndarray, sizes: Any, wx: Any, x: Any, a: np.ndarray, wh: Any, h: Any, u: np.ndarray
+    ) -> None:
         while True:
-            chunk = _add(counts, 0, 1)
+            chunk: int = _add(counts, 0, 1)
             if chunk >= counts.size - 1:
-                return
+                break
             one(chunk, sizes, wx, x, a, wh, h, u)
             _add(counts, chunk + 1, 1)
+        if first:
+            for chunk in range(counts.size - 1):
+                if _add(counts, chunk + 1, 0) == 0:
+                    one(chunk, sizes, wx, x, a, wh, h, u)
 
-    @_compiled
-    def rest(counts: np.ndarray, sizes: Any, wx: Any, x: Any, a: np.ndarray, wh: Any, h: Any, u: np.ndarray) -> None:
-        for chunk in range(counts.size - 1):
-            if _add(counts, chunk + 1, 0) == 0:
-                one(chunk, sizes, wx, x, a, wh, h, u)
-
-    return share, rest
+    return share
 
 
 _SHARED = {False: _shared(_rows), True: _shared(_rows_of_groups)}
@@ -283,13 +288,21 @@ class _Helpers:
     """
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(max(HELPERS, 1), "ezmsg-mlx recurrent cells")
-        self._busy: list[Future[None]] = []
+        self._work: queue.SimpleQueue[tuple[Callable[..., None], tuple[object, ...]]] = queue.SimpleQueue()
+        for number in range(HELPERS):
+            threading.Thread(target=self._run, name=f"ezmsg-mlx recurrent cells {number}", daemon=True).start()
 
     def call(self, function: Callable[..., None], *args: object) -> None:
-        self._busy = [future for future in self._busy if not future.done()]
-        while len(self._busy) < HELPERS:
-            self._busy.append(self._pool.submit(function, *args))
+        """Have all of them call *function*, unless work that they have not begun waits already."""
+        for _ in range(HELPERS - self._work.qsize()):
+            self._work.put((function, args))
+
+    def _run(self) -> None:
+        while True:
+            function, args = self._work.get()
+            function(*args)
+            # Until there is more, it keeps no arrays.
+            del function, args
 
 
 @functools.cache
@@ -321,8 +334,9 @@ class _Layer(NamedTuple):
         matrices = weights.input, weights.hidden
         n_rows = [max(CHUNK * matrix.values.shape[0] // matrix.values.nbytes, 1) for matrix in matrices]
         n_chunks = [-(-matrix.values.shape[0] // n) for matrix, n in zip(matrices, n_rows, strict=True)]
-        arrays = map(_arrays, matrices)
-        return cls(*arrays, np.asarray(weights.bias), np.asarray(weights.bhn), (n_chunks[0], *n_rows), sum(n_chunks))
+        bias, bhn = np.asarray(weights.bias), np.asarray(weights.bhn)
+        sizes = n_chunks[0], n_rows[0], n_rows[1]
+        return cls(_arrays(weights.input), _arrays(weights.hidden), bias, bhn, sizes, sum(n_chunks))
 
 
 _layers: weakref.WeakKeyDictionary[CellWeights, _Layer] = weakref.WeakKeyDictionary()
@@ -346,13 +360,12 @@ def run(x: mx.array, weights: CellWeights, state: State) -> State:
     n_batch, n_rows = x.shape[0], weights.bias.shape[0]
     a, u = np.empty((2, n_batch, n_rows), np.float32)
     counts = np.zeros(layer.n_chunks + 1, np.int64)
-    share, rest = _SHARED[weights.input.scales is not None]
+    share = _SHARED[weights.input.scales is not None]
     h = _vectors(state[0], weights.hidden)
     work = counts, layer.sizes, layer.input, _vectors(x, weights.input), a, layer.hidden, h, u
     if HELPERS and layer.n_chunks > 1:
-        _helpers_of(os.getpid()).call(share, *work)
-    share(*work)
-    rest(*work)
+        _helpers_of(os.getpid()).call(share, False, *work)
+    share(True, *work)
     out = np.empty((len(state), *state[0].shape), np.float32)
     if weights.cell == "GRU":
         _after_gru(a, u, layer.bias, layer.bhn, h if isinstance(h, np.ndarray) else h[0], out)

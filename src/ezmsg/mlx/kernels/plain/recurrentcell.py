@@ -49,7 +49,8 @@ def _in_float64(x: _Float64, weights: CellWeights, state: tuple[_Float64, ...]) 
     def values(matrix: Matrix) -> _Float64:
         if matrix.scales is None:
             return np.array(matrix.values.astype(mx.float32), np.float64)
-        return np.array(mx.dequantize(*matrix, group_size=GROUP, bits=matrix.bits), np.float64)
+        values = mx.dequantize(matrix.values, matrix.scales, matrix.biases, group_size=GROUP, bits=matrix.bits)
+        return np.array(values, np.float64)
 
     def sigmoid(value: _Float64) -> _Float64:
         return 1.0 / (1.0 + np.exp(-value))
