@@ -187,7 +187,7 @@ def parts_of(chain: mlx.ChainTransformer, messages: list[AxisArray], whole: floa
     from ezmsg.mlx.stream.convert import numpy_to_mlx
 
     run = chain._runner._found[0][0]
-    if not isinstance(run, CompiledRun) or run._staging is None:
+    if not isinstance(run, CompiledRun):
         return {}
     # Not after a message at which an average looks whether it has settled, which goes stage by stage.
     for message in messages:
@@ -196,6 +196,9 @@ def parts_of(chain: mlx.ChainTransformer, messages: list[AxisArray], whole: floa
             break
     state, _, steps = run._resident
     function = run._functions[steps.key]
+    if function.n_bytes:
+        return {}
+    block = run._memory.take(messages[0].data.nbytes)
     times: dict[str, list[float]] = {}
 
     def took(name: str, since: float) -> float:
@@ -205,9 +208,9 @@ def parts_of(chain: mlx.ChainTransformer, messages: list[AxisArray], whole: floa
 
     for message in messages:
         at = time.perf_counter()
-        x = run._staging.filled(message.data)
+        x = block.filled(message.data, message.data.dtype)
         at = took("upload", at)
-        outputs = function(x, *state)
+        outputs = function.call(x, *state)
         at = took("call", at)
         mx.async_eval(outputs)
         at = took("start", at)

@@ -107,6 +107,10 @@ class CudaKernel:
             *(ctypes.c_void_p(array.ctypes.data) for array in (*arrays, *results, *shapes)),
             *map(ctypes.c_uint, (n_blocks, width, height, blocks_at_once)),
         )
+        for given, array in zip(inputs, arrays, strict=True):
+            if given.dtype == mx.uint8:
+                # Memory of the host, which a kernel may write to.
+                np.asarray(given)[...] = array
         return [mx.array(result) for result in results]
 
     def _cpp(self, dtypes: Sequence[mx.Dtype], output_dtypes: Sequence[mx.Dtype]) -> str:

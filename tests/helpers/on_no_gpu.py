@@ -14,6 +14,7 @@ from ezmsg.mlx import ChainTransformer
 from ezmsg.mlx.chain import compiledrun
 from ezmsg.mlx.chain.compiledrun import CompiledRun
 from ezmsg.mlx.stream import convert, device
+from ezmsg.mlx.stream.device import Bus
 from ezmsg.mlx.stream.hostmemory import Block
 
 
@@ -33,16 +34,19 @@ def compiled_run(chain: ChainTransformer) -> CompiledRun:
 
 @contextlib.contextmanager
 def results_written() -> Iterator[None]:
-    """Have results written to memory of the host, as by the kernel for CUDA, where functions are not compiled."""
+    """Have messages and results copied as by the kernels for CUDA, where functions are not compiled."""
 
     def write(x: mx.array, memory: mx.array) -> mx.array:
         values = np.asarray(x).reshape(-1).view(np.uint8)
         np.asarray(memory)[: values.size] = values
         return mx.zeros(1)
 
+    def read(x: mx.array, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
+        return (x * 1).astype(dtype), mx.zeros(1) + 1
+
     with contextlib.ExitStack() as stack:
         for module in (compiledrun, convert):
-            stack.enter_context(mock.patch.object(module, "to_host", lambda: write))
+            stack.enter_context(mock.patch.object(module, "bus", lambda: Bus(write, read)))
         yield
 
 

@@ -13,11 +13,14 @@ from ezmsg.util.messages.util import replace
 
 mx = pytest.importorskip("mlx.core", exc_type=ImportError)
 
+from helpers import cuda_emulation
 from helpers.on_no_gpu import as_on_a_gpu, results_written
 from helpers.speed_messages import messages_of
 
 from ezmsg.mlx import AsArrayTransformer, ChainTransformer, PowTransformer, ReadLateTransformer
+from ezmsg.mlx.chain import compiledrun
 from ezmsg.mlx.stream import convert, hostmemory
+from ezmsg.mlx.stream import device as hostdevice
 from ezmsg.mlx.stream.hostmemory import Block, HostMemory, memory_in_use
 
 KIB, FLOAT = 1024, np.dtype(np.float32)
@@ -25,7 +28,8 @@ SHAPE = (64, 256)
 
 
 @pytest.fixture
-def memory():
+def memory(monkeypatch):
+    monkeypatch.setattr(hostmemory, "SMALL_RESULT", 0)
     return HostMemory(hostmemory._plain_block)
 
 
@@ -89,7 +93,7 @@ def test_memory_comes_back_when_nothing_refers_to_it(name, memory):
     assert memory.use().lent == 2 * 64 * KIB and address(other) != at
     del holder
     gc.collect()
-    assert memory.use() == (64 * KIB, 64 * KIB)
+    assert memory.use() == (64 * KIB, 64 * KIB, 128 * KIB)
     assert address(lent(memory)) == at
     del other
 
@@ -136,7 +140,7 @@ def test_what_users_hold_and_what_is_idle_have_a_bound(memory, monkeypatch):
     assert sum(array.flags.owndata for array in held) == 40
     assert all((array == number).all() for number, array in enumerate(held))
     held.clear()
-    assert memory.use() == (0, 4 * 64 * KIB)
+    assert memory.use() == (0, 4 * 64 * KIB, 4 * 64 * KIB)
     # What was used last is there.
     assert lent(memory, (16, 8)) is not None and memory.use().idle <= 4 * 64 * KIB
 
@@ -152,7 +156,7 @@ def test_what_nobody_uses_is_freed(memory, monkeypatch):
     sweeper = memory._sweeper
     if sweeper is not None:
         sweeper.join(60)
-    assert memory._sweeper is None and memory.use() == (0, 0)
+    assert memory._sweeper is None and memory.use()[:2] == (0, 0)
     # And begins again.
     lent(memory)
     assert memory._sweeper is not None
@@ -271,7 +275,7 @@ def test_what_is_held_never_changes_while_the_stream_goes_on(kind, source, on, m
     most = 500 * 16 * KIB
     monkeypatch.setattr(hostmemory, "MOST_LENT", most)
     # Small ones, so that there can be many.
-    monkeypatch.setattr(convert, "SMALL_RESULT", 0)
+    monkeypatch.setattr(hostmemory, "SMALL_RESULT", 0)
     rng, makers = np.random.default_rng(1), list(HOLDERS.items())
     messages = messages_of(8, 64, 8)
     results_of = {"fused": as_one, "bare": converted, "late": converted_late}[kind]()
@@ -321,3 +325,54 @@ def _bytes_of(name: str, holder: object) -> bytes:
     if name == "iterator":
         return b"".join(bytes(value) for value in holder)
     return bytes(holder) if name.startswith("ctypes") else np.asarray(holder).tobytes()
+
+
+# Copies over the bus
+
+
+@pytest.mark.parametrize("kind", ["fused", "bare"])
+@pytest.mark.parametrize("source", ["int16", "float64"])
+def test_a_large_message_goes_up_in_parts(kind, source, monkeypatch):
+    monkeypatch.setattr(convert, "LARGE_MESSAGE", 1)
+    monkeypatch.setattr(compiledrun, "LARGE_MESSAGE", 1)
+    mx.disable_compile()
+    with as_on_a_gpu(), results_written():
+        results_of = {"fused": as_one, "bare": converted}[kind]()
+        for number, message in enumerate(messages_of(31, 8, 6)):
+            message = replace(message, data=message.data.astype(source))
+            (result,) = results_of(message)
+            expected = message.data.astype(np.float32) ** (2 if kind == "fused" else 1)
+            np.testing.assert_array_equal(result.data, expected, err_msg=str(number))
+    mx.enable_compile()
+
+
+@pytest.mark.skipif(cuda_emulation.COMPILER is None, reason="needs Linux and a C++ compiler")
+def test_kernels_copy_all_items_and_no_more(monkeypatch):
+    monkeypatch.setattr(mx.fast, "cuda_kernel", cuda_emulation.CudaKernel)
+    copies = hostdevice._bus.__wrapped__()
+    assert copies is not None
+    for n in (1, 3, 4, 7, 8, 1024, 5000):
+        counts = np.arange(n, dtype=np.int16) - 7
+        wide, done = copies.read(mx.array(counts), mx.float32)
+        np.testing.assert_array_equal(np.array(wide), counts.astype(np.float32))
+        same, _ = copies.read(wide, mx.float32)
+        memory = mx.zeros(4 * n + 8, mx.uint8) + 9
+        mx.eval(memory, done)
+        mx.eval(copies.write(same, memory))
+        window = np.asarray(memory)
+        np.testing.assert_array_equal(window[: 4 * n].view(np.float32), counts.astype(np.float32))
+        assert (window[4 * n :] == 9).all()
+
+
+def test_kernels_that_are_wrong_or_fail_are_not_used(monkeypatch, caplog):
+    def broken(**arguments):
+        raise RuntimeError("NVRTC")
+
+    monkeypatch.setattr(mx.fast, "cuda_kernel", lambda **arguments: broken)
+    with caplog.at_level("WARNING", logger="ezmsg"):
+        assert hostdevice._bus.__wrapped__() is None
+    nothing = lambda inputs, output_shapes, **arguments: [mx.zeros(shape) for shape in output_shapes]  # noqa: E731
+    monkeypatch.setattr(mx.fast, "cuda_kernel", lambda **arguments: nothing)
+    with caplog.at_level("WARNING", logger="ezmsg"):
+        assert hostdevice._bus.__wrapped__() is None
+    assert [record.getMessage().rpartition(" ")[2] for record in caplog.records] == ["failed.", "wrong."]

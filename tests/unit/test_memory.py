@@ -47,6 +47,7 @@ def test_metrics_have_names_and_an_order():
         "mlx_cache",
         "mlx_peak",
         "mlx_cache_limit",
+        "result_memory",
         "resident_set",
         "footprint",
         "device_memory",
@@ -220,7 +221,8 @@ def test_missing_metrics_are_nan_and_told_once(monkeypatch, macos):
     with RecordedLog() as log:
         for _ in range(3):
             snapshot = memory_snapshot()
-    assert snapshot == MemorySnapshot(1.0, 2.0, 3.0, *[pytest.approx(math.nan, nan_ok=True)] * 4)
+    nan = pytest.approx(math.nan, nan_ok=True)
+    assert snapshot == MemorySnapshot(1.0, 2.0, 3.0, nan, 0.0, nan, nan, nan)
     assert [text.split(":")[0] for text in log.infos] == [
         f"The memory metric {name} is NaN" for name in ("resident_set", "footprint", "device_memory")
     ]
@@ -282,10 +284,10 @@ def clock(monkeypatch) -> Clock:
 
 
 def test_row_holds_the_snapshot(monkeypatch, clock):
-    found = MemorySnapshot(1.0, 2.0, 3.0, math.nan, 5.0, 6.0, 7.0)
+    found = MemorySnapshot(1.0, 2.0, 3.0, math.nan, 4.5, 5.0, 6.0, 7.0)
     monkeypatch.setattr(monitor, "memory_snapshot", lambda: found)
     message = MemoryMonitorProducer(MemoryMonitorSettings(interval=0.5))()
-    np.testing.assert_array_equal(message.data, [[1.0, 2.0, 3.0, math.nan, 5.0, 6.0, 7.0]])
+    np.testing.assert_array_equal(message.data, [[1.0, 2.0, 3.0, math.nan, 4.5, 5.0, 6.0, 7.0]])
     assert message.data.dtype == np.float64
     assert (message.dims, message.stream_dim) == (["time", "metric"], "time")
     assert message.axes["time"] == AxisArray.LinearAxis(unit="s", gain=0.5, offset=1000.0)

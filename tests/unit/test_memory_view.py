@@ -12,7 +12,7 @@ from ezmsg.mlx.memory.snapshot import MemorySnapshot
 from ezmsg.mlx.memory.view import lengths_table, memory_table
 
 LONG = "EXPERIMENT/RECORDING/PREPROCESSING/TO_MLX_CONVERTER_FOR_THE_ARRAY_IN_MOTOR_CORTEX"
-MEMORY = MemorySnapshot(12.3, 511.2, 88.0, 512.0, 1234.0, 1000.0, math.nan)
+MEMORY = MemorySnapshot(12.3, 511.2, 88.0, 512.0, 24.0, 1234.0, 1000.0, math.nan)
 
 
 def node(name: str, n_lengths: int = 45) -> dict:

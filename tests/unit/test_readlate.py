@@ -1,5 +1,7 @@
 """Reading late changes when results come, and nothing else."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 from ezmsg.util.messages.axisarray import AxisArray
@@ -7,6 +9,9 @@ from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.mlx import AsArrayTransformer, ReadLateSettings, ReadLateTransformer
 
 mx = pytest.importorskip("mlx.core")
+
+from ezmsg.mlx import readlate
+from ezmsg.mlx.stream.convert import Unread
 
 
 def messages(n: int) -> list[AxisArray]:
@@ -54,13 +59,13 @@ def test_dtype_and_numpy_messages():
 
 @pytest.mark.parametrize(("depth", "error"), [(-1, ValueError), (1.5, TypeError), (True, TypeError), ("2", TypeError)])
 def test_bad_depth_is_refused(depth, error):
-    with pytest.raises(error, match="depth is"):
+    with pytest.raises(error, match="'depth' must be"):
         ReadLateSettings(depth=depth)
 
 
 @pytest.mark.parametrize("dtype", ["zeros", "object", "bfloat16", 5, np.float32, np.dtype("float32")])
 def test_bad_dtype_is_refused(dtype):
-    with pytest.raises(TypeError, match="dtype is"):
+    with pytest.raises(TypeError, match="'dtype' must be"):
         ReadLateSettings(dtype=dtype)
 
 
@@ -81,3 +86,41 @@ def test_what_waits_survives_the_reuse_of_the_buffers_it_came_from(backend):
     np.testing.assert_array_equal(result.data, np.ones((2, 2)))
     assert list(result.axes["time"].data) == [0, 1] and list(result.axes["ch"].data) == ["a", "b"]
     assert list(result.attrs["gain"]) == [1, 1] and result.attrs["unit"] == "uV"
+
+
+def test_results_are_begun_when_they_come_and_read_when_they_are_due():
+    events, begin = [], readlate.begin_reading
+
+    class Noted(Unread):
+        __slots__ = ()
+
+        def read(self):
+            events.append("read")
+            return super().read()
+
+    def noted(data, dtype, *, rounds):
+        events.append("begun")
+        unread = begin(data, dtype, rounds=rounds)
+        unread.__class__ = Noted
+        return unread
+
+    with mock.patch.object(readlate, "begin_reading", noted):
+        reader = ReadLateTransformer(depth=1, dtype="float64")
+        results = [result for message in messages(3) for result in reader(message)] + reader.flush()
+    assert events == ["begun", "begun", "read", "begun", "read", "read"]
+    assert [result.data.dtype for result in results] == [np.float64] * 3
+
+
+def test_settings_that_change_and_states_that_are_put_back_are_those_that_count():
+    reader, given = ReadLateTransformer(depth=2), messages(4)
+    for message in given[:2]:
+        assert reader(message) == []
+    before = reader.state
+    waiting = before.waiting
+    reader.update_settings(ReadLateSettings(depth=2, dtype="float64"))
+    (first,) = reader(given[2])
+    assert first.data.dtype == np.float64
+    np.testing.assert_array_equal(first.data, np.array(given[0].data))
+    # As after an error in a stage behind.
+    reader.state.waiting = waiting
+    assert [float(result.data[0, 0]) for result in reader.flush()] == [0.0, 2.0]

@@ -25,12 +25,14 @@ something in a stage, like a part of a bin, that changes the sizes of its buffer
 import math
 import os
 import weakref
+from types import ModuleType
 from typing import TypeAlias
 
 import ezmsg.core as ez
 
 from ..stream.convert import import_mlx
 from ..stream.device import has_gpu_allocator
+from ..stream.hostmemory import device_memory
 from .guard import MIB, MLX_CPU_DEFAULT, CacheGuard
 
 Shape: TypeAlias = tuple[int, ...]
@@ -171,7 +173,7 @@ class AutoLimit:
             mx.synchronize()
         else:
             self._lift()
-        self._least_active = mx.get_active_memory()
+        self._least_active = _active(mx)
         mx.clear_cache()
         self._n_left, self._most = N_MEASURED * len(self.nodes), 0
         if self._interrupted is not None and self._interrupted[0] == self._shapes:
@@ -183,7 +185,7 @@ class AutoLimit:
         if self._guard.leaves_cache_alone:
             return
         mx = import_mlx()
-        active = mx.get_active_memory()
+        active = _active(mx)
         self._least_active = min(self._least_active, active)
         used = active + mx.get_cache_memory() - self._least_active
         self._n_left -= 1
@@ -259,6 +261,12 @@ class AutoLimit:
         # Where a tighter limit is in force, asking for more would change nothing.
         in_force = self._guard.source.limit_mb
         return in_force is not None and in_force < asked_mb
+
+
+def _active(mx: ModuleType) -> int:
+    """Bytes in use, without the memory of messages and results: that is used again without going through the cache."""
+    active: int = mx.get_active_memory()
+    return active - device_memory().use().kept
 
 
 def _most_mb() -> float:

@@ -24,8 +24,8 @@ import numpy.typing as npt
 from ezmsg.util.messages.axisarray import AxisArray
 
 from ..memory.shapes import note_compiled
-from ..stream.convert import MLX_DTYPES, copied, is_integer, mlx_to_integers, read_block
-from ..stream.device import ToHost, keep_on_host, to_host
+from ..stream.convert import LARGE_MESSAGE, MLX_DTYPES, copied, is_integer, mlx_to_integers, read_block, upload
+from ..stream.device import Bus, bus, keep_on_host
 from ..stream.fusible import Array, FusedStage
 from ..stream.hostmemory import Block, device_memory
 from .fusedrun import ON_ENTRY, Configured, Ends, FusedRun, Key, Loaded, Plan, Resident
@@ -174,8 +174,9 @@ class CompiledRun(FusedRun[Flat, Begun]):
         self._memory, self._has_entry = device_memory(), self.ends.entry is not None
         self._staged = STAGED[message.data.dtype] if self._has_entry else np.dtype(np.float32)
         self._in_flight = InFlight()
+        self._bus = bus()
         # Truth values are few bytes, and are read as they are.
-        self._write = to_host() if self.ends.exit is not None and self._result_dtype != "bool" else None
+        self._writes = self._bus is not None and self.ends.exit is not None and self._result_dtype != "bool"
         rounds = self._rounds and self._dtype in MLX_DTYPES and is_integer(self._dtype)
         self._integer = self._dtype if rounds else None
         self._source = np.dtype(self._integer or np.float32)
@@ -250,7 +251,7 @@ class CompiledRun(FusedRun[Flat, Begun]):
 
     def _compiled(self, steps: Plan) -> Function:
         shape, n_after = self._likeness.shape(steps.key[0]), steps.lengths[-1]
-        n_values = math.prod(self._result_shape(n_after)) if self._write is not None else 0
+        n_values = math.prod(self._result_shape(n_after)) if self._writes else 0
         # A small result is computed in memory that MLX's cache gives to the next result, and to nothing of the size of
         # a message.
         n_bytes = n_values * self._source.itemsize if n_values > SMALL * math.prod(shape) else 0
@@ -281,7 +282,7 @@ class CompiledRun(FusedRun[Flat, Begun]):
             if writes and data.dtype == mx.bool_:
                 data = data.astype(mx.float32)
             data = data if self._integer is None else mlx_to_integers(data, self._integer)
-            results = [cast(ToHost, self._write)(data, given[0]) if writes else data]
+            results = [cast(Bus, self._bus).write(data, given[0]) if writes else data]
         return [*itertools.chain(*cast("Sequence[tuple[mx.array, ...]]", after)), *results, *marks]
 
     def _begin(self, data: npt.NDArray | mx.array, state: Flat, steps: Plan) -> Begun:
@@ -291,6 +292,8 @@ class CompiledRun(FusedRun[Flat, Begun]):
         memory, staged, result = self._memory, None, None
         if isinstance(data, mx.array):
             x = data
+        elif data.nbytes >= LARGE_MESSAGE and self._bus is not None:
+            x = upload(self._bus, data, self._staged, self._staged.name)
         else:
             staged = memory.take(data.size * self._staged.itemsize)
             x = staged.filled(data, self._staged)

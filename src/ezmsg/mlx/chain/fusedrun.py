@@ -15,8 +15,9 @@ from ezmsg.util.messages.axisarray import AxisArray, LinearAxis
 from ezmsg.util.messages.util import replace
 
 from ..asarray import AsArrayTransformer
-from ..stream.convert import dtype_name, is_integer, numpy_to_integers
+from ..stream.convert import copied, dtype_name
 from ..stream.fusible import Array, FusedStage
+from ..stream.hostmemory import is_lent, used_again
 from ..stream.segments import same_axis
 
 if TYPE_CHECKING:
@@ -205,9 +206,8 @@ class FusedRun(abc.ABC, Generic[StateT, BegunT]):
         # Settings are known by identity: they are frozen, and changed by being replaced. The hash is the one that
         # ezmsg-baseproc's stateful transformers keep of the messages that their state is for. It is private, and there
         # is no public way to ask; test_chain_fused.py notices when it goes.
-        all_of_them = [*transformers, *(part for stage in self.stages for part in stage.parts())]
-        self._known = [(stage, stage.settings) for stage in all_of_them]
-        self._hashes = [(stage, stage._hash) for stage in all_of_them if hasattr(stage, "_hash")]
+        self._known = [(stage, stage.settings) for stage in transformers]
+        self._hashes = [(stage, stage._hash) for stage in transformers if hasattr(stage, "_hash")]
         # Those that there is something to work out for, with their number: whether they count, and change axes.
         self._active = [
             (number, stage, *does)
@@ -270,10 +270,9 @@ class FusedRun(abc.ABC, Generic[StateT, BegunT]):
 
     def has_settings_of(self, transformers: Sequence[object]) -> bool:
         """Whether the run was made for these transformers with the settings that they have now."""
-        return (
-            len(transformers) == self.stop - self.first
-            and all(stage is known for stage, (known, _) in zip(transformers, self._known, strict=False))
-            and all(known.settings is settings for known, settings in self._known)
+        return len(transformers) == len(self._known) and all(
+            transformer is known and known.settings is settings
+            for transformer, (known, settings) in zip(transformers, self._known, strict=False)
         )
 
     @property
@@ -404,16 +403,11 @@ def _relabels(stage: FusedStage) -> bool:
 ON_ENTRY = frozenset(map(np.dtype, "? i1 u1 i2 u2 i4 u4 f2 f4 f8".split()))
 """Dtypes of NumPy data that a run begins with; all others are left to AsArray, which knows or refuses them."""
 
-KEPT_FLOATS = 1 << 20
-"""Float32 values that a run keeps memory for (4 MiB), so that rare long messages do not hold it for good."""
-
 
 class HostRun(FusedRun[Arrays, tuple[Array, Arrays]]):
     """No MLX evaluation between the stages, each of which would wait for MLX's thread. Takes all lengths."""
 
     how = "with NumPy and numba"
-
-    _scratch: npt.NDArray[np.float32] | None = None
 
     def _takes(self, n_samples: int) -> bool:
         return True
@@ -422,7 +416,7 @@ class HostRun(FusedRun[Arrays, tuple[Array, Arrays]]):
         return True
 
     def _begin(self, data: Array, state: Arrays, steps: Plan) -> tuple[Array, Arrays]:
-        x = self._memory_for(data.shape)
+        x = used_again(data.shape, np.float32)
         if self.ends.entry is None:
             data = np.asarray(data)
         # MLX says nothing of what overflows, so neither does this.
@@ -436,22 +430,12 @@ class HostRun(FusedRun[Arrays, tuple[Array, Arrays]]):
 
             return mx.array(y), arrays
         if self._dtype is not None and y.dtype != self._dtype:
-            if self._rounds and is_integer(self._dtype):
-                return numpy_to_integers(y, self._dtype), arrays
-            return np.array(y, dtype=self._dtype), arrays
-        # The result owns its memory, as that of AsArray does.
-        return (y if y.base is None and y is not x else y.copy()), arrays
+            return copied(y, self._dtype, self._rounds), arrays
+        # A part of something else, which a stage may keep, is copied.
+        return (y if y.base is None or is_lent(y) else copied(y, None, False)), arrays
 
     def _finish(self, begun: tuple[Array, Arrays]) -> tuple[Array, Arrays]:
         return begun
-
-    def _memory_for(self, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-        scratch = self._scratch
-        if scratch is None or scratch.shape != shape:
-            scratch = np.empty(shape, np.float32)
-            if scratch.size <= KEPT_FLOATS:
-                self._scratch = scratch
-        return scratch
 
     def _from_transformers(self, arrays: Loaded) -> Arrays:
         # Copies, since MLX frees its own when the transformers take others.

@@ -18,6 +18,7 @@ from typing import Protocol
 import ezmsg.core as ez
 
 from ..cache import MIB, cache_limit
+from ..stream.hostmemory import memory_in_use
 
 STALLED_SHARE = 0.05
 """On Linux memory is short when tasks wait for it in this share of the time (``Documentation/accounting/psi.rst``)."""
@@ -181,6 +182,10 @@ class MemorySnapshot:
     mlx_cache_limit: float
     """The limit on ``mlx_cache`` that :func:`ezmsg.mlx.cache.cache_limit` knows of. NaN for MLX's own default."""
 
+    result_memory: float
+    """In memory on the host that results are given in and messages uploaded from: in arrays that users hold, and kept
+    for the next ones. With a GPU that is a part of ``mlx_active``."""
+
     resident_set: float
     """In RAM, shared memory and mapped files included: RSS."""
 
@@ -215,6 +220,7 @@ def memory_snapshot() -> MemorySnapshot:
         mlx_cache=0.0 if mx is None else mx.get_cache_memory() / MIB,
         mlx_peak=0.0 if mx is None else mx.get_peak_memory() / MIB,
         mlx_cache_limit=math.nan if limit is None else float(limit),
+        result_memory=memory_in_use().kept / MIB,
         resident_set=resident_set / MIB,
         footprint=footprint / MIB,
         device_memory=math.nan if mx is None else device_memory(mx) / MIB,

@@ -21,6 +21,7 @@ HEADS = {
     "mlx_cache": "MLX cache",
     "mlx_peak": "MLX peak",
     "mlx_cache_limit": "cache limit",
+    "result_memory": "results",
     "resident_set": "RSS",
     "footprint": "footprint",
     "device_memory": "device",

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, cast, get_args
 import numpy as np
 import numpy.typing as npt
 
-from .device import to_host, uses_gpu
-from .hostmemory import Block, device_memory, plain_memory
+from .device import Bus, bus, uses_gpu
+from .hostmemory import Block, device_memory, used_again
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -53,7 +53,7 @@ def numpy_to_integers(data: npt.ArrayLike, dtype: str) -> npt.NDArray[np.integer
         New memory, in C order.
     """
     samples, target = np.asarray(data), np.dtype(dtype.rstrip("_"))
-    result = np.empty(samples.shape, target)
+    result = used_again(samples.shape, target)
     if samples.dtype.kind == "b" or np.can_cast(samples.dtype, target):
         np.copyto(result, samples, casting="unsafe")
         return result
@@ -290,7 +290,11 @@ def numpy_to_mlx(data: np.ndarray, dtype: str | None = None, *, rounds: bool = F
 
 
 _UPLOADED = frozenset(map(np.dtype, "i1 u1 i2 u2 i4 u4 f2 f4".split()))
-"""Of these, the product with 1 is a copy."""
+
+LARGE_MESSAGE = 8 << 20
+"""Bytes from which on a message is uploaded in parts, so that the device reads one while the host copies the next."""
+
+N_PARTS = 4
 
 
 def _uploaded(data: npt.NDArray, dtype: np.dtype, widen_to: str | None = None) -> mx.array | None:
@@ -298,19 +302,34 @@ def _uploaded(data: npt.NDArray, dtype: np.dtype, widen_to: str | None = None) -
 
     None where that is not done: MLX is to copy it.
     """
-    if dtype not in _UPLOADED or not data.size or to_host() is None:
-        return None
+    copies = bus() if dtype in _UPLOADED and data.size and widen_to in (None, "float32") else None
+    return None if copies is None else upload(copies, data, dtype, widen_to or dtype.name)
+
+
+def upload(copies: Bus, data: npt.NDArray, dtype: np.dtype, target: str) -> mx.array:
+    """*data* on the device; its evaluation has begun.
+
+    Args:
+        copies: What copies.
+        data: Of any shape.
+        dtype: The one in which it is to go over the bus.
+        target: The one that it is to have on the device: *dtype*, or float32.
+    """
     import mlx.core as mx
 
-    memory = device_memory()
-    block = memory.take(data.size * dtype.itemsize)
-    staged = block.filled(data, dtype)
-    result = staged * 1 if widen_to is None else staged.astype(getattr(mx, widen_to))
-    # One sample, which is there when all are. Not the result, whose memory is to be free when nobody needs it.
-    mark = staged.reshape(-1)[:1] != 0
-    mx.async_eval(result, mark)
-    memory.give_back_after(block, [mark])
-    return result
+    memory, target_dtype = device_memory(), getattr(mx, target)
+    is_large = data.nbytes >= LARGE_MESSAGE and data.ndim > 0 and len(data) >= N_PARTS
+    parts = []
+    for part in np.array_split(data, N_PARTS) if is_large else (data,):
+        block = memory.take(part.size * dtype.itemsize)
+        y, done = copies.read(block.filled(part, dtype), target_dtype)
+        mx.async_eval(y, done)
+        # Not the array, whose memory is to be free when nobody needs it.
+        memory.give_back_after(block, [done])
+        parts.append(y)
+    if not is_large:
+        return parts[0]
+    return _started(mx.concatenate(parts))
 
 
 def mlx_to_mlx(data: mx.array, dtype: str, *, rounds: bool = False) -> tuple[mx.array, str]:
@@ -373,7 +392,7 @@ def mlx_to_numpy(data: mx.array, dtype: str | None = None, *, rounds: bool = Fal
 
     if dtype is not None:
         refuse_real(data, dtype)
-    if to_host() is not None:
+    if bus() is not None:
         return begin_reading(data, dtype, rounds=rounds).read()
     if data.dtype == mx.bfloat16:
         data = data.astype(mx.float32)
@@ -389,10 +408,6 @@ def refuse_real(data: mx.array, dtype: str) -> None:
         )
 
 
-SMALL_RESULT = 64 * 1024
-"""Bytes below which a result is copied once more, to memory of its own: that takes less than keeping account of it."""
-
-
 class Unread:
     """A result that the device may still be computing.
 
@@ -405,7 +420,7 @@ class Unread:
         rounds: As in :func:`mlx_to_numpy`.
     """
 
-    __slots__ = ("_block", "_done", "_dtype", "_rounds", "_shape", "_source", "nbytes")
+    __slots__ = ("_block", "_done", "_dtype", "_rounds", "_shape", "_source", "is_read", "nbytes")
 
     def __init__(
         self,
@@ -420,6 +435,7 @@ class Unread:
         self._dtype, self._rounds = dtype, rounds
         self.nbytes = math.prod(shape) * source.itemsize
         """Size of its values."""
+        self.is_read = False
 
     def read(self) -> npt.NDArray:
         """The result, in memory that nobody else writes to; waits for it. Once, and in any thread."""
@@ -427,9 +443,10 @@ class Unread:
 
         # Before the values are asked for, since this wait lets other threads run.
         mx.eval(self._done)
+        self.is_read = True
         if self._block is None:
             return copied(np.asarray(self._done[0]), self._dtype, self._rounds)
-        block, self._block, self._done = self._block, None, ()
+        block, self._block = self._block, None
         return read_block(block, self._shape, self._source, self._dtype, self._rounds)
 
 
@@ -437,11 +454,8 @@ def read_block(block: Block, shape: tuple[int, ...], source: np.dtype, dtype: st
     """The result that a device has written to *block*, which is given back or lent; see :class:`Unread`."""
     memory = device_memory()
     if dtype is None or source == dtype:
-        if math.prod(shape) * source.itemsize >= SMALL_RESULT:
-            return memory.lend(block, shape, source)
-        result = block.window(shape, source).copy()
-    else:
-        result = copied(block.window(shape, source), dtype, rounds)
+        return memory.lend(block, shape, source)
+    result = copied(block.window(shape, source), dtype, rounds)
     memory.give_back(block)
     return result
 
@@ -450,19 +464,10 @@ def copied(values: npt.NDArray, dtype: str | None, rounds: bool) -> npt.NDArray:
     """A copy of *values*, perhaps in another dtype, as :func:`mlx_to_numpy` gives it."""
     if rounds and dtype is not None and is_integer(dtype) and values.dtype != dtype:
         return numpy_to_integers(values, dtype)
-    target = np.dtype(values.dtype if dtype is None else dtype)
-    if values.size * target.itemsize < SMALL_RESULT:
-        return np.array(values, dtype=target)
-    result = used_again(values.shape, target)
+    result = used_again(values.shape, values.dtype if dtype is None else dtype)
     with np.errstate(all="ignore"):
         np.copyto(result, values, casting="unsafe")
     return result
-
-
-def used_again(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray:
-    """An array for a result, with nothing written to it, in memory that is used again when nobody refers to it."""
-    target, memory = np.dtype(dtype), plain_memory()
-    return memory.lend(memory.take(math.prod(shape) * target.itemsize), shape, target)
 
 
 def begin_reading(data: mx.array, dtype: str | None = None, *, rounds: bool = False, beside: object = ()) -> Unread:
@@ -486,11 +491,11 @@ def begin_reading(data: mx.array, dtype: str | None = None, *, rounds: bool = Fa
     elif data.dtype == mx.bfloat16:
         data = data.astype(mx.float32)
     shape, source = data.shape, np.dtype(dtype_name(data))
-    write = to_host() if data.size and data.dtype != mx.float64 else None
-    if write is None:
+    copies = bus() if data.size and data.dtype != mx.float64 else None
+    if copies is None:
         mx.async_eval(data, beside)
         return Unread([data], None, shape, source, dtype, rounds)
     block = device_memory().take(data.nbytes)
-    done = write(data, cast("mx.array", block.array))
+    done = copies.write(data, cast("mx.array", block.array))
     mx.async_eval(done, beside)
     return Unread([done], block, shape, source, dtype, rounds)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import ezmsg.core as ez
 import numpy as np
@@ -141,67 +141,122 @@ def _range(array: mx.array) -> tuple[int, int]:
 _THREADS = 256
 _BYTES_A_THREAD = 16
 
-# MLX lets a kernel write to arrays of its own making only. The memory is its input, and nobody else reads it meanwhile.
-_TO_HOST_HEADER = """
+_COPIES = """
+template <typename T>
+__device__ bool is_wide(const T* x, size_t n_items, size_t thread) {
+  return (thread + 1) * (16 / sizeof(T)) <= n_items && reinterpret_cast<size_t>(x) % 16 == 0;
+}
+
 template <typename T>
 __device__ void copy_to_host(const T* x, const unsigned char* memory, size_t n_items, size_t thread) {
   T* y = reinterpret_cast<T*>(const_cast<unsigned char*>(memory));
   constexpr size_t n = 16 / sizeof(T);
-  if ((thread + 1) * n <= n_items && reinterpret_cast<size_t>(x) % 16 == 0) {
+  if (is_wide(x, n_items, thread)) {
     reinterpret_cast<ulonglong2*>(y)[thread] = reinterpret_cast<const ulonglong2*>(x)[thread];
   } else {
     for (size_t i = thread * n; i < (thread + 1) * n && i < n_items; ++i) y[i] = x[i];
   }
 }
+
+template <typename T, typename U>
+__device__ void copy_from_host(const T* x, U* y, size_t n_items, size_t thread) {
+  constexpr size_t n = 16 / sizeof(T), n_stores = n * sizeof(U) / 16;
+  if (is_wide(x, n_items, thread)) {
+    alignas(16) T items[n];
+    alignas(16) U wide[n];
+    *reinterpret_cast<ulonglong2*>(items) = reinterpret_cast<const ulonglong2*>(x)[thread];
+    for (size_t i = 0; i < n; ++i) wide[i] = static_cast<U>(items[i]);
+    for (size_t i = 0; i < n_stores; ++i)
+      reinterpret_cast<ulonglong2*>(y)[thread * n_stores + i] = reinterpret_cast<ulonglong2*>(wide)[i];
+  } else {
+    for (size_t i = thread * n; i < (thread + 1) * n && i < n_items; ++i) y[i] = static_cast<U>(x[i]);
+  }
+}
 """
+
+# MLX lets a kernel write to arrays of its own making only. The memory is its input, and nobody else reads it meanwhile.
 _TO_HOST = f"""
 size_t thread = blockIdx.x * size_t({_THREADS}) + threadIdx.x;
 copy_to_host(x, memory, size_t(x_shape[0]), thread);
 if (thread == 0) done[0] = 1;
 """
+_FROM_HOST = f"""
+size_t thread = blockIdx.x * size_t({_THREADS}) + threadIdx.x;
+copy_from_host(x, y, size_t(x_shape[0]), thread);
+if (thread == 0) done[0] = 1;
+"""
 
-ToHost: TypeAlias = "Callable[[mx.array, mx.array], mx.array]"
-"""Has the device write an array, row by row, to bytes on the host; gives an array that is there when it has."""
+
+class Bus(NamedTuple):
+    """Has the device copy between its memory and that of the host."""
+
+    write: Callable[[mx.array, mx.array], mx.array]
+    """Writes an array, row by row, to bytes on the host; gives an array that is there when it has."""
+
+    read: Callable[[mx.array, mx.Dtype], tuple[mx.array, mx.array]]
+    """Reads an array that lies on the host, as one of the same dtype or as float32; gives that, and an array that is
+    there when it has."""
 
 
-def to_host() -> ToHost | None:
-    """What writes results to the host's memory; None where MLX computes in memory that the host reads."""
-    return _to_host() if gpu_backend() == "cuda" and uses_gpu() else None
+def bus() -> Bus | None:
+    """What copies over the bus; None where MLX computes in memory that the host reads."""
+    return _bus() if gpu_backend() == "cuda" and uses_gpu() else None
 
 
 @functools.cache
-def _to_host() -> ToHost | None:
+def _bus() -> Bus | None:
     import mlx.core as mx
 
-    kernel = mx.fast.cuda_kernel(
-        name="ezmsg_mlx_to_host",
-        input_names=["x", "memory"],
-        output_names=["done"],
-        header=_TO_HOST_HEADER,
-        source=_TO_HOST,
-    )
+    write_kernel = _copy_kernel("to_host", ["x", "memory"], ["done"], _TO_HOST)
+    read_kernel = _copy_kernel("from_host", ["x"], ["y", "done"], _FROM_HOST)
 
     def write(x: mx.array, memory: mx.array) -> mx.array:
-        n_threads = -(-x.nbytes // _BYTES_A_THREAD)
-        (done,) = kernel(  # type: ignore[operator]  # an opaque callable of MLX
-            inputs=[x.reshape(-1), memory],
-            output_shapes=[(1,)],
-            output_dtypes=[mx.int32],
-            grid=(-(-n_threads // _THREADS) * _THREADS, 1, 1),
-            threadgroup=(_THREADS, 1, 1),
+        (done,) = write_kernel(
+            inputs=[x.reshape(-1), memory], output_shapes=[(1,)], output_dtypes=[mx.int32], **_threads_for(x.nbytes)
         )
         return done
 
+    def read(x: mx.array, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
+        y, done = read_kernel(
+            inputs=[x.reshape(-1)],
+            output_shapes=[x.shape, (1,)],
+            output_dtypes=[dtype, mx.int32],
+            **_threads_for(x.nbytes),
+        )
+        return y, done
+
+    made = Bus(write, read)
     # Once in a process: a kernel that does not compile or is wrong must cost no result.
     try:
-        x, memory = mx.arange(1003, dtype=mx.float32) + 1, mx.zeros(8192, mx.uint8)
-        mx.eval(x, memory)
-        window = np.asarray(memory)
-        mx.eval(write(x, memory))
-        is_right = bool((window[: x.nbytes].view(np.float32) == np.arange(1003) + 1).all())
+        is_right = _is_right(made)
     except Exception:
-        ez.logger.exception("Results are read through MLX, since the kernel that writes them to the host failed.")
+        ez.logger.exception("MLX copies messages and results, since the kernels that do it over the bus failed.")
         return None
     if not is_right:
-        ez.logger.warning("Results are read through MLX, since the kernel that writes them to the host is wrong.")
-    return write if is_right else None
+        ez.logger.warning("MLX copies messages and results, since the kernels that do it over the bus are wrong.")
+    return made if is_right else None
+
+
+def _copy_kernel(name: str, inputs: list[str], outputs: list[str], source: str) -> Callable[..., list[mx.array]]:
+    import mlx.core as mx
+
+    return mx.fast.cuda_kernel(  # type: ignore[return-value]  # an opaque callable of MLX
+        name=f"ezmsg_mlx_{name}", input_names=inputs, output_names=outputs, header=_COPIES, source=source
+    )
+
+
+def _threads_for(n_bytes: int) -> dict[str, tuple[int, int, int]]:
+    n_blocks = -(-n_bytes // (_BYTES_A_THREAD * _THREADS))
+    return {"grid": (n_blocks * _THREADS, 1, 1), "threadgroup": (_THREADS, 1, 1)}
+
+
+def _is_right(bus: Bus) -> bool:
+    import mlx.core as mx
+
+    counts = np.arange(1003, dtype=np.int16)
+    memory = mx.zeros(8192, mx.uint8)
+    y, done = bus.read(mx.array(counts), mx.float32)
+    mx.eval(y, memory)
+    window = np.asarray(memory)[: y.nbytes].view(np.float32)
+    mx.eval(bus.write(y, memory), done)
+    return bool((window == counts).all())

@@ -28,6 +28,9 @@ from .device import PAGE, keep_on_host, leave_host
 if TYPE_CHECKING:
     import mlx.core as mx
 
+SMALL_RESULT = 64 * 1024
+"""Bytes below which a result is in memory of its own: a copy takes less than keeping account of who refers to it."""
+
 MOST_LENT = 256 << 20
 """Bytes that users hold. Beyond that, each result is a copy in fresh memory."""
 
@@ -52,7 +55,7 @@ class Block:
         array: The same as an MLX array, where a device reads or writes it.
     """
 
-    __slots__ = ("_typed", "array", "buffer", "idle_since", "memory", "size")
+    __slots__ = ("__weakref__", "_typed", "array", "buffer", "idle_since", "memory", "size")
 
     def __init__(self, memory: npt.NDArray[np.uint8], array: mx.array | None = None) -> None:
         self.memory, self.array, self.buffer = memory, array, memory.data
@@ -92,10 +95,10 @@ class Block:
         return array
 
 
-LARGE = 8 << 20
+LARGE = 2 << 20
 """Bytes from which on several threads copy: one alone does not use what the memory of a server gives."""
 
-MOST_THREADS = 4
+MOST_THREADS = 8
 """That copy, the calling one included."""
 
 
@@ -138,14 +141,23 @@ class _Lent(weakref.ref):
     block: Block
 
 
+def is_lent(array: npt.NDArray) -> bool:
+    """Whether *array* is in memory that was lent, and so in nobody else's."""
+    buffer = getattr(array.base, "base", None)
+    return type(buffer) is memoryview and type(buffer.obj) is np.ndarray
+
+
 class HostMemoryUse(NamedTuple):
-    """What is kept, in bytes."""
+    """What there is, in bytes."""
 
     lent: int
     """In arrays that users hold."""
 
     idle: int
     """For the next results."""
+
+    kept: int
+    """All together, with what a device is reading or writing."""
 
 
 class HostMemory:
@@ -157,6 +169,7 @@ class HostMemory:
 
     def __init__(self, make: Callable[[int], Block]) -> None:
         self._make = make
+        self._blocks: weakref.WeakSet[Block] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._idle: dict[int, list[Block]] = {}
         self._n_idle = self._n_lent = 0
@@ -183,7 +196,9 @@ class HostMemory:
             block, marks = oldest
             mx.eval(marks)
             return block
-        return self._make(size)
+        block = self._make(size)
+        self._blocks.add(block)
+        return block
 
     def give_back(self, block: Block) -> None:
         """Have *block* used again, by the next one that takes it."""
@@ -206,13 +221,14 @@ class HostMemory:
     def lend(self, block: Block, shape: tuple[int, ...], dtype: np.dtype) -> npt.NDArray:
         """The beginning of *block* as an array for a user, which may be written to, and kept for ever.
 
-        The block is used again when nothing refers to the array or to any view of it. Where users hold more than
-        :data:`MOST_LENT` already, the array is a copy.
+        The block is used again when nothing refers to the array or to any view of it. A small array is a copy, and so
+        are all where users hold more than :data:`MOST_LENT` already.
         """
-        if self._n_lent + block.size > MOST_LENT:
+        is_small = math.prod(shape) * dtype.itemsize < SMALL_RESULT
+        if not is_small and self._n_lent + block.size > MOST_LENT:
             with self._lock:
                 self._collect()
-        if self._n_lent + block.size > MOST_LENT:
+        if is_small or self._n_lent + block.size > MOST_LENT:
             copy = block.window(shape, dtype).copy()
             self.give_back(block)
             return copy
@@ -229,12 +245,20 @@ class HostMemory:
                 self._sweep_later()
         return root.reshape(shape)
 
+    def is_lent_out(self, n_bytes: int) -> bool:
+        """Whether users hold so much that so many bytes more would not be lent."""
+        if self._n_lent + n_bytes + n_bytes // 8 <= MOST_LENT:
+            return False
+        with self._lock:
+            self._collect()
+        return self._n_lent + n_bytes + n_bytes // 8 > MOST_LENT
+
     def use(self) -> HostMemoryUse:
         """How much there is at the moment."""
         with self._lock:
             self._collect()
             n_read = sum(size * len(read) for size, read in self._read.items())
-            return HostMemoryUse(self._n_lent, self._n_idle + n_read)
+            return HostMemoryUse(self._n_lent, self._n_idle + n_read, sum(block.size for block in self._blocks))
 
     def free(self, idle_for: float = 0.0) -> None:
         """Free what has been idle for so many seconds."""
@@ -338,20 +362,24 @@ def _free(block: Block) -> None:
 _plain, _device = HostMemory(_plain_block), HostMemory(_device_block)
 
 
-def plain_memory() -> HostMemory:
-    """The memory of this process for what the host computes."""
-    return _plain
-
-
 def device_memory() -> HostMemory:
     """The memory of this process that a device reads messages from, and writes results to."""
     return _device
 
 
+def used_again(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray:
+    """An array with nothing written to it. A large one is in memory that is used again, when nobody refers to it."""
+    target = np.dtype(dtype)
+    n_bytes = math.prod(shape) * target.itemsize
+    if n_bytes < SMALL_RESULT or _plain.is_lent_out(n_bytes):
+        return np.empty(shape, target)
+    return _plain.lend(_plain.take(n_bytes), shape, target)
+
+
 def memory_in_use() -> HostMemoryUse:
     """How much this process keeps."""
-    uses = _plain.use(), _device.use()
-    return HostMemoryUse(sum(use.lent for use in uses), sum(use.idle for use in uses))
+    plain, device = _plain.use(), _device.use()
+    return HostMemoryUse(plain.lent + device.lent, plain.idle + device.idle, plain.kept + device.kept)
 
 
 def _begin_anew() -> None:

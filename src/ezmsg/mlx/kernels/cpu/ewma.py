@@ -8,6 +8,7 @@ import math
 import mlx.core as mx
 import numpy as np
 
+from ...stream.hostmemory import used_again
 from ..layout import LARGEST_SAMPLE
 from .compiled import Samples, common_weight, compiled, computed, flattened, get_pairs, pair_at, put_pair, tables
 
@@ -167,7 +168,7 @@ def run_numpy(
     x: Samples, alpha: float, zi: Samples, axis: int, chunk_sizes: tuple[int, ...]
 ) -> tuple[Samples, Samples]:
     """As :func:`run`, of NumPy's arrays."""
-    y, zf = np.empty(x.shape, np.float32), np.empty(zi.shape, np.float32)
+    y, zf = used_again(x.shape, np.float32), np.empty(zi.shape, np.float32)
     samples, results, before, after = flattened((x, y, zi, zf), axis)
     _ewma(samples, results, False, before, after, alpha)
     return y, zf

@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from ...stream.hostmemory import used_again
 from ..layout import LARGEST_SAMPLE
 from .compiled import Samples, compiled, computed, flattened
 
@@ -187,7 +188,7 @@ def run_numpy(
     x: Samples, sos: npt.NDArray[np.float64], zi: Samples, axis: int, chunk_sizes: tuple[int, ...]
 ) -> tuple[Samples, Samples]:
     """As :func:`run`, of NumPy's arrays."""
-    y, zf = np.empty(x.shape, np.float32), np.empty(zi.shape, np.float32)
+    y, zf = used_again(x.shape, np.float32), np.empty(zi.shape, np.float32)
     samples, results = flattened((x, y), axis)
     shape = (len(sos), samples.shape[0], 4, samples.shape[2])
     filter_into(samples, samples, results, np.ascontiguousarray(zi).reshape(shape), zf.reshape(shape), sos)
