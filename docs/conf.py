@@ -56,10 +56,16 @@ html_theme_options = {
     "header_links_before_dropdown": 6,
     "footer_start": ["copyright"],
     "footer_end": [],
+    # Not beside results, whose tables need the room.
+    "secondary_sidebar_items": {
+        page: ["page-toc"] for page in ("api/*", "explanation/*", "guides/*", "contributing", "reliability", "units")
+    },
 }
 html_show_sourcelink = False
 # Pages without pages below them have nothing to show there.
-html_sidebars = {page: [] for page in ("index", "quickstart", "units", "reliability", "contributing", "changelog")}
+html_sidebars = {
+    page: [] for page in ("index", "quickstart", "units", "reliability", "contributing", "changelog", "results/*")
+}
 
 
 class Names(Directive):

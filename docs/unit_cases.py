@@ -8,6 +8,7 @@ from importlib import import_module
 import numpy as np
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
+from unit_graph import INPUTS
 
 RATE = 1000.0
 N_SAMPLES, N_CHANNELS = 200, 4
@@ -31,6 +32,8 @@ class Case(typing.NamedTuple):
     """Makes the data of a message of noise."""
     adapt: Callable[[AxisArray], AxisArray] = lambda message: message
     """Makes the message that the unit needs."""
+    inputs: tuple[str, ...] = INPUTS
+    """Its inputs in a graph; without any, it is not run in one."""
 
 
 def transformer(path: str, **settings: object) -> Callable[[], Callable[[AxisArray], Result]]:
@@ -52,6 +55,7 @@ def pair(path: str, settings: str = "", **values: object) -> Callable[[], Callab
     def make() -> Callable[[AxisArray], Result]:
         found = import_module(f"ezmsg.sigproc.{module}")
         processor = getattr(found, name)(*([getattr(found, settings)(**values)] if settings else []))
+        unit_settings = getattr(processor, "settings", None) if settings else None
         if hasattr(processor, "push_a"):
 
             def both(message: AxisArray) -> Result:
@@ -65,6 +69,7 @@ def pair(path: str, settings: str = "", **values: object) -> Callable[[], Callab
                 second = processor.push_b(message)
                 return second if first is None else first
 
+        both.settings = unit_settings
         return both
 
     return make
@@ -92,6 +97,7 @@ def resample(path: str) -> Callable[[], Callable[[AxisArray], Result]]:
             processor(message)
             return next(processor)
 
+        call.settings = processor.settings
         return call
 
     return make
@@ -105,6 +111,7 @@ def resample_concat() -> Callable[[AxisArray], Result]:
         processor.push_reference(message)
         return processor(message)
 
+    call.settings = processor.settings
     return call
 
 
@@ -145,14 +152,13 @@ def cases() -> list[Case]:
 
     t = transformer
     scaler = "`AdaptiveStandardScaler`"
-    power = "`ButterworthFilter` and `Pow`, before and after units that stay in MLX"
     ssvep = {"time_dim": "time", "ch_dim": "ch", "freqs": [10.0, 20.0]}
     bands = [(5.0, 15.0), (15.0, 35.0)]
     window = SpectrogramSettings(window_dur=0.2, window_shift=0.1)
     band = ButterworthFilterSettings(**SOS)
     taps = firwin(31, [30.0, 100.0], fs=RATE, pass_zero=False)
     sos = butter(4, [30.0, 100.0], "bandpass", fs=RATE, output="sos")
-    return [
+    found = [
         Case(
             "activation.Activation", t("activation.ActivationTransformer", function="sigmoid"), '`function="sigmoid"`'
         ),
@@ -209,7 +215,7 @@ def cases() -> list[Case]:
             "decimate.ChebyForDecimate",
             t("decimate.ChebyForDecimateTransformer", order=4, ripple_tol=1.0, Wn=100.0, coef_type="sos"),
             '`coef_type="sos"`',
-            "`ChebyshevFilter`",
+            "`ChebyForDecimate`",
         ),
         Case("denormalize.DenormalizeUnit", t("denormalize.DenormalizeTransformer", seed=0), "`seed=0`"),
         Case("detrend.DetrendUnit", t("detrend.DetrendTransformer"), instead="`DetrendUnit`"),
@@ -257,15 +263,15 @@ def cases() -> list[Case]:
         Case("merge.Merge", pair("merge.MergeProcessor", "MergeSettings")),
         Case("quantize.QuantizerUnit", t("quantize.QuantizeTransformer", min_val=-5.0, max_val=5.0)),
         Case("resample.ResampleUnit", resample("resample.ResampleProcessor"), "`resample_rate=500`"),
-        Case("resampleconcat.ResampleConcat", resample_concat),
+        Case("resampleconcat.ResampleConcat", resample_concat, inputs=("INPUT_REFERENCE", "INPUT_SIGNAL")),
         Case("rollingscaler.RollingScalerUnit", t("rollingscaler.RollingScalerProcessor"), instead=scaler),
-        Case("sampler.Sampler", sampler),
+        Case("sampler.Sampler", sampler, inputs=()),
         Case("scaler.AdaptiveStandardScaler", t("scaler.AdaptiveStandardScalerTransformer"), instead=scaler),
         Case(
             "signalinjector.SignalInjector",
             t("signalinjector.SignalInjectorTransformer", frequency=10.0, mixing_seed=0),
         ),
-        Case("singlebandpow.RMSBandPower", t("singlebandpow.RMSBandPowerTransformer", bandpass=band), instead=power),
+        Case("singlebandpow.RMSBandPower", t("singlebandpow.RMSBandPowerTransformer", bandpass=band)),
         Case(
             "singlebandpow.SquareLawBandPower",
             t(
@@ -274,7 +280,6 @@ def cases() -> list[Case]:
                 lowpass=ButterworthFilterSettings(order=4, cutoff=10.0, coef_type="sos"),
                 downsample=DownsampleSettings(factor=4),
             ),
-            instead=power,
         ),
         Case("slicer.Slicer", t("slicer.SlicerTransformer", selection="0:2", axis="ch")),
         Case("spectrogram.Spectrogram", t("spectrogram.SpectrogramTransformer", window_dur=0.2, window_shift=0.1)),
@@ -283,7 +288,37 @@ def cases() -> list[Case]:
         Case("wavelets.CWT", t("wavelets.CWTTransformer", frequencies=[20.0, 40.0], wavelet="cmor1.5-1.0")),
         Case("window.Window", t("window.WindowTransformer", newaxis="win", window_dur=0.2, window_shift=0.1)),
     ]
+    return [case._replace(instead=INSTEAD[case.unit]) if case.unit in INSTEAD else case for case in found]
 
+
+NONE = {
+    "bandpower.BandPower": "in a `Chain`, which calls its transformer",
+    "denormalize.DenormalizeUnit": "none: it makes signals for tests, with NumPy's random numbers",
+    "extract_axis.ExtractAxisDataUnit": "none: it gives the values of an axis, which are on the host",
+    "fbcca.FBCCA": "none: canonical correlations of a few windows a second; MLX has no decompositions on a GPU",
+    "fbcca.StreamingFBCCA": "none, as for `FBCCA`",
+    "signalinjector.SignalInjector": "none: it makes signals for tests; place it before the conversion",
+    "spectrogram.Spectrogram": "in a `Chain`, which calls its transformer",
+}
+"""Why there is no unit of this package, and what to do."""
+
+OWN = {
+    "activation.Activation": "Activation",
+    "adaptive_lnc.AdaptiveLNC": "AdaptiveLNC",
+    "butterworthzerophase.ButterworthZeroPhase": "ButterworthZeroPhase",
+    "combfilter.CombFilterUnit": "CombFilterUnit",
+    "filterbank.Filterbank": "Filterbank",
+    "fir_hilbert.FIRHilbertFilterUnit": "FIRHilbertFilterUnit",
+    "fir_hilbert.FIRHilbertEnvelopeUnit": "FIRHilbertEnvelopeUnit",
+    "wavelets.CWT": "CWT",
+    "resample.ResampleUnit": "ResampleUnit",
+    "resampleconcat.ResampleConcat": "ResampleConcat",
+    "singlebandpow.RMSBandPower": "RMSBandPower",
+    "singlebandpow.SquareLawBandPower": "SquareLawBandPower",
+}
+"""Units of this package with the name of one that does not stay in MLX."""
+
+INSTEAD = NONE | {unit: f"`{name}`" for unit, name in OWN.items()}
 
 NOT_RUN = {
     "ewmfilter.EWM": "deprecated; it hands over to AdaptiveStandardScaler",

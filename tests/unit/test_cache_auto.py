@@ -99,6 +99,18 @@ def test_the_limit_follows_the_steady_message_up_and_down(mlx):
         assert mlx.limit_mb == pytest.approx(margin(mlx) * working_set, rel=0.11)
 
 
+def test_the_next_stream_begins_anew(mlx):
+    node = Node()
+    run(mlx, node, STEADY, 100.0)
+    withdraw_cache_limit(node)
+    begin = auto.GPU_START_MB if mlx.gpu else 32.0
+    # The same node and the same shape of messages, as in a graph that is started again.
+    follow_cache_limit(node, STEADY)
+    assert mlx.limit_mb == begin
+    run(mlx, node, STEADY, 4.0)
+    assert mlx.limit_mb < 16.0
+
+
 LARGE, LARGE_STALL = (3000, 1024), (15000, 1024)
 
 

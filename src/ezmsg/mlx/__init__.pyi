@@ -31,6 +31,8 @@ from .chain import BaseChainTransformer as BaseChainTransformer
 from .chain import Chain as Chain
 from .chain import ChainSettings as ChainSettings
 from .chain import ChainTransformer as ChainTransformer
+from .chain import Parallel as Parallel
+from .chain import ParallelSettings as ParallelSettings
 from .chain import StageSettings as StageSettings
 from .chain import run_chain as run_chain
 from .cheby import ChebyshevFilter as ChebyshevFilter

@@ -134,9 +134,9 @@ class CommonRereferenceTransformer(
 ):
     """A common reference, as :obj:`ezmsg.sigproc.affinetransform.CommonRereferenceTransformer` has it.
 
-    A channel that is NaN makes its own group NaN and no other. Means in half precision are added up in float32. A kernel
-    computes the medians of float32 data, of NumPy and of MLX on its CPU device: it counts instead of sorting, with the
-    same values.
+    A channel that is NaN makes its own group NaN and no other. Means in half precision are added up in float32. A
+    kernel computes the medians of float32 data, of NumPy and of MLX on its CPU device: it counts instead of sorting,
+    with the same values.
 
     Raises:
         TypeError: What is given is not a message.

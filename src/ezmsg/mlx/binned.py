@@ -98,10 +98,6 @@ class BinnedEventAggregator(
             check_message(message, self)
         return await super().__acall__(message)
 
-    def settling_time(self, tolerance: float, gain: float) -> float:
-        """See :class:`ezmsg.mlx.stream.fusible.Settles`."""
-        return self.settings.bin_duration
-
     def fuse(self, message: AxisArray) -> FusedStage | None:
         """See :mod:`ezmsg.mlx.stream.fusible`."""
         stage = FusedEventCounts(self, message)

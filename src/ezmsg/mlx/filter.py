@@ -520,7 +520,7 @@ class FilterByDesign(
 
     def fuse(self, message: AxisArray) -> FusedStage | None:
         """See :mod:`ezmsg.mlx.stream.fusible`; a filter that is computed elsewhere than on the device is not fused."""
-        return FusedSections.of(self, message) if self.settings.order else PassesThrough(self, message)
+        return FusedSections.of(self, message) if self._filters() else PassesThrough(self, message)
 
     def _hash_message(self, message: AxisArray) -> int:
         if self._state.filter is not None:

@@ -44,7 +44,7 @@ class Rate(
     """
 
     # As they are there, by what this divides by.
-    fuse, settling_time = BinnedEventAggregator.fuse, BinnedEventAggregator.settling_time
+    fuse = BinnedEventAggregator.fuse
 
     def divisor(self) -> float:
         """What counts are divided by."""

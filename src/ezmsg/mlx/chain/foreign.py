@@ -39,7 +39,9 @@ from ezmsg.sigproc.window import WindowTransformer
 from ezmsg.util.messages.axisarray import AxisArray, LinearAxis
 
 from ..affinetransform import fuse_common_rereference
+from ..binned import BinnedEventAggregator
 from ..pow import FusedPow
+from ..rate import Rate
 from ..stream.convert import is_mlx_array
 from ..stream.device import uses_gpu
 from ..stream.fusible import (
@@ -534,11 +536,12 @@ def _bin_grid(stage: BinnedAggregateTransformer, gain: float) -> ResultGrid:
     return ResultGrid(schedule.output_gain, results_after, lambda number: int(number * spb), begin)
 
 
-settling_of(
-    BinnedAggregateTransformer,
-    lambda stage, tolerance, gain: 0.0 if stage.settings.passthrough else stage.settings.bin_duration + gain,
-    _bin_grid,
-)
+for _bins in (BinnedAggregateTransformer, BinnedEventAggregator, Rate):
+    settling_of(
+        _bins,
+        lambda stage, tolerance, gain: 0.0 if stage.settings.passthrough else stage.settings.bin_duration + gain,
+        _bin_grid,
+    )
 
 
 def _every(stage: DownsampleTransformer, gain: float) -> int:

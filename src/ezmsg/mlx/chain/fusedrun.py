@@ -206,8 +206,9 @@ class FusedRun(abc.ABC, Generic[StateT, BegunT]):
         # Settings are known by identity: they are frozen, and changed by being replaced. The hash is the one that
         # ezmsg-baseproc's stateful transformers keep of the messages that their state is for. It is private, and there
         # is no public way to ask; test_chain_fused.py notices when it goes.
-        self._known = [(stage, stage.settings) for stage in transformers]
-        self._hashes = [(stage, stage._hash) for stage in transformers if hasattr(stage, "_hash")]
+        all_of_them = [*transformers, *(part for stage in self.stages for part in stage.parts())]
+        self._known = [(stage, stage.settings) for stage in all_of_them]
+        self._hashes = [(stage, stage._hash) for stage in all_of_them if hasattr(stage, "_hash")]
         # Those that there is something to work out for, with their number: whether they count, and change axes.
         self._active = [
             (number, stage, *does)
@@ -270,9 +271,10 @@ class FusedRun(abc.ABC, Generic[StateT, BegunT]):
 
     def has_settings_of(self, transformers: Sequence[object]) -> bool:
         """Whether the run was made for these transformers with the settings that they have now."""
-        return len(transformers) == len(self._known) and all(
-            transformer is known and known.settings is settings
-            for transformer, (known, settings) in zip(transformers, self._known, strict=False)
+        return (
+            len(transformers) == self.stop - self.first
+            and all(stage is known for stage, (known, _) in zip(transformers, self._known, strict=False))
+            and all(known.settings is settings for known, settings in self._known)
         )
 
     @property

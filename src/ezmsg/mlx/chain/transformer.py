@@ -88,6 +88,23 @@ def named_stages(stages: NamedStages, name: str) -> dict[str, Stage]:
     return named
 
 
+def change_stage(
+    stages: Mapping[str, typing.Any], name: str, settings: ez.Settings | None, changes: Mapping[str, object]
+) -> None:
+    """See :meth:`BaseChainTransformer.update_stage`."""
+    outer, _, inner = name.partition("/")
+    if name not in stages and inner and hasattr(stages.get(outer), "update_stage"):
+        stages[outer].update_stage(inner, settings, **changes)
+        return
+    if name not in stages:
+        raise ValueError(f"'name' must be one of {', '.join(map(repr, stages))}, got {name!r}")
+    stage: object = stages[name]
+    if not isinstance(stage, BaseProcessor):
+        raise TypeError(f"'name' must be that of a stage with settings, got {name!r}, a {type(stage).__name__}")
+    settings = stage.settings if settings is None else settings
+    give_settings(stage, replace(settings, **changes) if changes else settings)
+
+
 class BaseChainTransformer(CompositeProcessor[SettingsType, AxisArray, Output], typing.Generic[SettingsType]):
     """Base of composites whose stages run as one where they can.
 
@@ -184,7 +201,7 @@ class BaseChainTransformer(CompositeProcessor[SettingsType, AxisArray, Output], 
         """Change the settings of one stage while it runs.
 
         Args:
-            name: Of the stage.
+            name: Of the stage; for one in a branch, as in ``"Parallel/counts/Rate"``.
             settings: All of its settings; None: those that it has, with *changes*.
             **changes: Fields of its settings.
 
@@ -192,14 +209,8 @@ class BaseChainTransformer(CompositeProcessor[SettingsType, AxisArray, Output], 
             ValueError: No stage has this name.
             As the settings of the stage, if they do not allow a value.
         """
-        if name not in self._procs:
-            raise ValueError(f"'name' must be one of {', '.join(map(repr, self._procs))}, got {name!r}")
-        stage: object = self._procs[name]
-        if not isinstance(stage, BaseProcessor):
-            raise TypeError(f"'name' must be that of a stage with settings, got {name!r}, a {type(stage).__name__}")
         self._runner.store()
-        settings = stage.settings if settings is None else settings
-        give_settings(stage, replace(settings, **changes) if changes else settings)
+        change_stage(self._procs, name, settings, changes)
 
     def leave_last(self) -> bool:
         """Leave the last stage to the caller from now on: a call gives the messages that would go into it.

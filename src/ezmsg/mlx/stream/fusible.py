@@ -21,8 +21,8 @@ then each stage has forgotten that it began in the middle. A transformer brings 
     ...     def apply(self, x, arrays, variant):
     ...         return x * (x > 0), arrays
 
-A subclass inherits them as long as it overrides nothing that the class with the method has. One that does may compute
-something else, so it is run as it is, unless it brings the methods itself.
+A subclass inherits them as long as it overrides no other method of the class that has them. One that does may compute
+something else, so it is run as it is, unless it brings them itself.
 
 For a class that cannot be changed, :func:`fusion_of` and :func:`settling_of` register functions in place of the
 methods. They count for exactly that class:
@@ -40,8 +40,8 @@ methods. They count for exactly that class:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -95,7 +95,7 @@ class FusedStage(Generic[TransformerT]):
         message: As it came into the transformer.
     """
 
-    takes: ClassVar[frozenset[str]] = frozenset({"float32"})
+    takes: frozenset[str] = frozenset({"float32"})
     """Dtypes of the data that it takes: ``"float32"``, ``"bool"``, or both. It may give either."""
 
     def __init__(self, transformer: TransformerT, message: AxisArray) -> None:
@@ -139,6 +139,10 @@ class FusedStage(Generic[TransformerT]):
             counts: Those before it.
         """
         return axes
+
+    def parts(self) -> Sequence[Any]:
+        """The transformers that it computes besides its own; they have settings, which may change at any time."""
+        return ()
 
     def load(self) -> tuple[tuple[mx.array, ...], Counts] | None:
         """The state of the transformer, as arrays and counts; None where it is in one that cannot be fused."""
@@ -193,16 +197,17 @@ def _counts(kind: type, name: str) -> bool:
     """Whether the method *name* of *kind* says what *kind* does: nothing below the class that has it overrides it."""
     for place, owner in enumerate(kind.__mro__):
         if name in vars(owner):
-            below = set().union(*(vars(each) for each in kind.__mro__[:place]))
-            named = {each for each in below if not each.startswith("__") or each in ("__call__", "__acall__")}
-            return not any(hasattr(owner, each) for each in named - _BROUGHT - _SAYS_NOTHING)
+            below = [item for each in kind.__mro__[:place] for item in vars(each).items()]
+            overrides = {each for each, value in below if hasattr(value, "__get__") and hasattr(owner, each)}
+            return not any(map(_computes, overrides))
     return False
 
 
-_BROUGHT = {"fuse", "settling_time", "result_grid"}
-
-_SAYS_NOTHING = {"_abc_impl", "_is_protocol", "NONRESET_SETTINGS_FIELDS"}
-"""Attributes of a class that its results do not depend on."""
+def _computes(name: str) -> bool:
+    """Whether results may depend on the method of that name."""
+    if name.startswith("__"):
+        return name in ("__call__", "__acall__")
+    return name not in ("fuse", "settling_time", "result_grid")
 
 
 def _brought(transformer: object, name: str) -> Callable | None:
