@@ -1,6 +1,7 @@
 """One file is one file, whatever lies beside it; each segment has what its own header says, where neo is wrong, too."""
 
 import os
+import pickle
 
 import numpy as np
 import pytest
@@ -182,6 +183,9 @@ def test_analog_inputs_are_in_volts_and_beside_the_electrodes(channel, volts, tm
     (name,) = [stream.name for stream in describe_recording(tmp_path).streams if stream.kind == "analog"]
     source = open_recording(tmp_path, stream=name)
     np.testing.assert_allclose(gains_of(source), volts, rtol=1e-12)
+    # Intan's accelerometer inputs: 37.4 uV a count, of which the file says that it is in mV.
+    (name,) = [stream.name for stream in describe_recording(tmp_path).streams if stream.kind == "auxiliary"]
+    np.testing.assert_allclose(gains_of(open_recording(tmp_path, stream=name)), 37.4e-6)
     np.testing.assert_array_equal(samples_of(source), samples[:, 4:])
 
 
@@ -266,7 +270,7 @@ def test_files_of_a_channel_belong_to_its_label_and_dc_amplifiers_have_their_sig
 def test_channels_are_chosen_by_label_and_by_index(asked, columns, tmp_path):
     path = recording_files.write_raw_binary(tmp_path)
     known = {"sampling_rate": RATE, "n_channels": 3, "gain": [1.0, 2.0, 3.0], "unit": "V"}
-    source = open_recording(path, channels=asked, **known)
+    source = pickle.loads(pickle.dumps(open_recording(path, channels=asked, **known)))
     np.testing.assert_array_equal(samples_of(source), DATA[:, columns])
     assert labels_of(source) == [f"ch{column}" for column in columns]
     np.testing.assert_array_equal(gains_of(source), np.array([1.0, 2.0, 3.0])[columns])

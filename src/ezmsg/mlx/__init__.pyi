@@ -89,6 +89,7 @@ from .offline import RecordingInfo as RecordingInfo
 from .offline import RecordingSource as RecordingSource
 from .offline import ResultSink as ResultSink
 from .offline import SegmentInfo as SegmentInfo
+from .offline import SpikeInterfaceSource as SpikeInterfaceSource
 from .offline import StreamInfo as StreamInfo
 from .offline import ZarrSink as ZarrSink
 from .offline import describe_recording as describe_recording

@@ -26,6 +26,7 @@ from .formats import (
 from .neosource import NeoSource, RawBinarySource
 from .nwbsource import NWBSource
 from .process import ProcessedRecording, process_recording, process_recordings
+from .spikeinterfacesource import SpikeInterfaceSource
 from .zarrsink import ZarrSink
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "RecordingSource",
     "ResultSink",
     "SegmentInfo",
+    "SpikeInterfaceSource",
     "StreamInfo",
     "ZarrSink",
     "describe_recording",

@@ -2,55 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import itertools
 import math
 import os
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from ezmsg.util.messages.axisarray import AxisArray
-from ezmsg.util.messages.util import replace
 
 from ..stream.unit import check_count, check_number, check_path, is_real
 from . import neofiles, openephys, spikeglx
 from .contracts import RecordingFormat, StreamInfo
 from .neofiles import reader_names
-from .reading import Runs, fault, faults_of, import_extra, one_run
+from .reading import faults_of, import_extra, one_run
 from .signals import (
     ELECTRODE,
     ChannelChoice,
     Channels,
-    Chosen,
     FlatSegment,
     Sampled,
-    Segment,
-    choose,
+    SampledSource,
     describe,
-    scaling_of,
     whole_samples,
 )
 
-_COMPARED = 32
-"""Samples at the beginning and at the end of a segment that tell it from others."""
 
-
-class _Part(typing.NamedTuple):
-    """A segment that is read."""
-
-    place: str
-    n_samples: int
-    before: int
-    """Samples of the segments before it."""
-
-    runs: Runs
-
-
-class NeoSource:
+class NeoSource(SampledSource):
     """A stream of a recording of an acquisition system as a source for :func:`ezmsg.mlx.process_recording`.
 
     SpikeGLX and Open Ephys (binary) are read from their own headers, everything else by neo. A recording that is given
@@ -98,10 +77,6 @@ class NeoSource:
         TypeError: An argument is not of its type, or the format takes no such option.
     """
 
-    n_samples: int
-    sampling_rate: float
-    identity: str
-
     def __init__(
         self,
         path: str | os.PathLike,
@@ -114,82 +89,14 @@ class NeoSource:
         **options: object,
     ) -> None:
         check_path("path", path)
-        if not isinstance(stream, (str, type(None))):
-            raise TypeError(f"'stream' must be a name or None, got {stream!r}")
-        if not (segment is None or segment == "all" or (isinstance(segment, int) and not isinstance(segment, bool))):
-            raise TypeError(f"'segment' must be a number, 'all' or None, got {segment!r}")
-        check_number("chunk_mb", chunk_mb)
-        self.path, self._format, self._options = Path(path), format, options
-        self._asked = stream, segment, channels
-        chosen = self._chosen()
-        self._stream = chosen.name
-        with faults_of(self.path, self._stream):
-            self._parts = _parts_of(chosen, self.path)
-            self.n_samples = sum(part.n_samples for part in self._parts)
-            self.sampling_rate = chosen.channels.rate
-            scaling, digest = scaling_of(chosen.channels, self.path, self._stream)
-            ends, dtype = _ends(chosen, self.path)
-        n_channels = len(chosen.channels.labels)
-        self._chunk = max(int(chunk_mb * 2**20 / (n_channels * dtype.itemsize)), 1)
-        self._template = AxisArray(
-            data=np.zeros((0, n_channels), dtype),
-            dims=["time", "ch"],
-            axes={
-                "time": AxisArray.TimeAxis(fs=self.sampling_rate),
-                "ch": AxisArray.CoordinateAxis(data=_labels(chosen.channels), dims=["ch"]),
-            },
-            attrs=scaling,
-            key=self._stream,
-            stream_dim="time",
-        )
-        places = " ".join(part.place for part in self._parts)
-        times = hashlib.sha256(b"".join(array.tobytes() for part in self._parts for array in part.runs)).hexdigest()
-        # Everything that results depend on but the samples, and enough of those to tell recordings apart.
-        self.identity = (
-            f"{self.path.name} {format} {self._stream}, segments {places}, {self.n_samples} samples of "
-            f"({n_channels},) {dtype} at {self.sampling_rate!r} Hz, times {times[:16]}, labels and scaling "
-            f"{digest}, ends {ends}, options {sorted(options.items())!r}, read {self._chunk} samples at a time"
-        )
-
-    @property
-    def gaps(self) -> list[int]:
-        """The samples in front of which time jumps, counted from the first sample that is read."""
-        firsts = [part.before + int(first) for part in self._parts for first in part.runs.firsts]
-        return firsts[1:]
-
-    def read(self, start: int = 0) -> Iterator[AxisArray]:
-        """The samples from number *start* on, see :obj:`ezmsg.mlx.RecordingSource`."""
-        chosen = self._chosen()
-        for part, segment, columns in zip(self._parts, chosen.segments, chosen.columns, strict=False):
-            if segment.n_samples != part.n_samples:
-                raise fault(self.path, self._stream, f"has {segment.n_samples} samples now, not {part.n_samples}.")
-            skipped = max(start - part.before, 0)
-            for chunk in range(skipped - skipped % self._chunk, part.n_samples, self._chunk):
-                begin, end = max(chunk, skipped), min(chunk + self._chunk, part.n_samples)
-                samples = self._samples(segment, begin, end, columns)
-                for first, last, time in _runs_between(part.runs, begin, end, self.sampling_rate):
-                    axes = {**self._template.axes, "time": replace(self._template.axes["time"], offset=time)}
-                    yield replace(self._template, data=samples[first - begin : last - begin], axes=axes)
-
-    def _chosen(self) -> Chosen:
-        if not self.path.exists():
-            raise FileNotFoundError(2, os.strerror(2), str(self.path))
-        return choose(self._sampled(), self.path, *self._asked)
+        self._format, self._options = format, options
+        super().__init__(Path(path), stream, segment, channels, chunk_mb)
+        self.identity = f"{self.path.name} {format} {self.identity}, options {sorted(options.items())!r}"
 
     def _sampled(self) -> list[Sampled]:
+        if not self.path.exists():
+            raise FileNotFoundError(2, os.strerror(2), str(self.path))
         return sampled_in(self.path, self._format, self._options)
-
-    def _samples(self, segment: Segment, begin: int, end: int, columns: list[int]) -> npt.NDArray:
-        with faults_of(self.path, self._stream):
-            samples = segment.samples(begin, end, columns)
-        if samples.shape != (end - begin, self._template.data.shape[1]) or samples.dtype != self._template.data.dtype:
-            raise fault(
-                self.path,
-                self._stream,
-                f"gives samples {begin} to {end} with shape {samples.shape} and dtype {samples.dtype}; allowed is what "
-                f"its header says, {self._template.data.shape[1]} channels in {self._template.data.dtype}.",
-            )
-        return samples
 
 
 _OWN: Mapping[str, Callable[..., list[Sampled]]] = {
@@ -211,61 +118,6 @@ def sampled_in(path: Path, format: str, options: Mapping[str, typing.Any]) -> li
         raise TypeError(f"{path} cannot be read as {format} with {dict(options)!r} ({error}).") from error
     with faults_of(path):
         return own(path, **options)
-
-
-def _labels(channels: Channels) -> npt.NDArray:
-    """The labels; with the kinds, as records, if there are several."""
-    if len(set(channels.kinds)) < 2:
-        return np.array(channels.labels, np.str_)
-    widths = [max(map(len, values)) for values in (channels.labels, channels.kinds)]
-    pairs = list(zip(channels.labels, channels.kinds, strict=True))
-    return np.array(pairs, [("label", f"U{widths[0]}"), ("kind", f"U{widths[1]}")])
-
-
-def _parts_of(chosen: Chosen, path: Path) -> list[_Part]:
-    parts: list[_Part] = []
-    before = 0
-    for segment in chosen.segments:
-        runs = segment.runs()
-        if segment.n_samples < 1:
-            raise fault(path, chosen.name, f"has no samples in segment {segment.place}.")
-        parts.append(_Part(segment.place, segment.n_samples, before, runs))
-        before += segment.n_samples
-    return parts
-
-
-def _ends(chosen: Chosen, path: Path) -> tuple[str, np.dtype]:
-    """A digest of the first and the last samples of each segment, and the dtype of all.
-
-    The last ones are there only if the file is as long as it has to be.
-    """
-    digest, dtypes = hashlib.sha256(), set()
-    for segment, columns in zip(chosen.segments, chosen.columns, strict=True):
-        n = segment.n_samples
-        for begin, end in ((0, min(_COMPARED, n)), (max(n - _COMPARED, 0), n)):
-            found = segment.samples(begin, end, columns)
-            if found.shape != (end - begin, len(columns)):
-                raise fault(
-                    path,
-                    chosen.name,
-                    f"has {len(columns)} channels in its header, and samples of shape {found.shape}; allowed is "
-                    f"({end - begin}, {len(columns)}).",
-                )
-            digest.update(found.tobytes())
-            dtypes.add(found.dtype)
-    if len(dtypes) > 1 or next(iter(dtypes)).kind not in "iuf":
-        names = ", ".join(sorted(map(str, dtypes)))
-        raise fault(path, chosen.name, f"has samples of dtype {names}; allowed are integers and floats.")
-    return digest.hexdigest()[:16], dtypes.pop()
-
-
-def _runs_between(runs: Runs, begin: int, end: int, rate: float) -> Iterator[tuple[int, int, float]]:
-    """The runs of regular samples from *begin* to *end*, with the time at which each begins."""
-    first, last = np.searchsorted(runs.firsts, [begin, end])
-    inner = [int(start) for start in runs.firsts[first:last] if begin < start < end]
-    for one, other in itertools.pairwise([begin, *inner, end]):
-        number = int(np.searchsorted(runs.firsts, one, side="right")) - 1
-        yield one, other, float(runs.times[number] + (one - runs.firsts[number]) / rate)
 
 
 class RawBinarySource(NeoSource):
@@ -333,6 +185,8 @@ class RawBinarySource(NeoSource):
         super().__init__(path, format="rawbinary", channels=channels, chunk_mb=chunk_mb)
 
     def _sampled(self) -> list[Sampled]:
+        if not self.path.exists():
+            raise FileNotFoundError(2, os.strerror(2), str(self.path))
         with faults_of(self.path):
             n_samples = whole_samples(self.path, self._header_bytes, len(self._given.labels), self._dtype)
         segment = FlatSegment(

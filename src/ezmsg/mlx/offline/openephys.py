@@ -22,8 +22,8 @@ _STRUCTURE = "structure.oebin"
 _LEVELS = ("", "recording*/", "experiment*/recording*/", "Record Node*/experiment*/recording*/")
 _SUFFIXES = {SYNC: "SYNC", ANALOG: "_ADC", AUXILIARY: "_AUX"}
 
-_MOST_VOLTS = 1000.0
-"""An analog input whose largest count would be more than that has its scale in another unit than volts."""
+_LEAST_VOLTS, _MOST_VOLTS = 0.01, 1000.0
+"""An analog input whose largest count would be less, or more, has its scale in another unit than is said."""
 
 
 def locate(path: Path) -> Path | None:
@@ -115,11 +115,14 @@ def _kind(label: str, description: str, stream: str) -> str:
 def _unit(said: str, kind: str, gain: float) -> str:
     """The unit of a channel: where nothing is said, microvolts of electrodes and volts of analog inputs.
 
-    Some versions say microvolts of analog inputs, whose ``bit_volts`` are volts all the same.
+    Some versions say microvolts or millivolts of analog and auxiliary inputs, whose ``bit_volts`` are volts.
     """
-    if kind == ANALOG and (not said or volts_of(said) == 1e-6):
-        return "V" if 2**15 * gain <= _MOST_VOLTS else "uV"
-    return said or ("" if kind == SYNC else "uV")
+    if kind not in (ANALOG, AUXILIARY):
+        return said or ("" if kind == SYNC else "uV")
+    volts, largest = volts_of(said), 2**15 * gain
+    if said and (volts is None or largest * volts >= _LEAST_VOLTS):
+        return said
+    return "V" if largest <= _MOST_VOLTS else "uV"
 
 
 def _find_runs(segment: FlatSegment) -> Runs:

@@ -30,6 +30,7 @@ from . import checkpoint
 from .contracts import PiecewiseSink, RecordingSource, ResultSink
 from .engine import ProcessedRecording, chain_of, process_in_order, recipe_of
 from .pieces import PieceDone, PieceTask, Plan, Seams, WholeTask, differences, plan_pieces
+from .spikeinterfacesource import as_source
 from .workers import Crew, ExecutorCrew, ProcessCrew, Task, TaskEvent, run_through
 
 Report = Callable[[int, int], None]
@@ -323,7 +324,7 @@ def process_recording(
     log says so once, INFO), and an interrupted run starts over. Reading a checkpoint cannot run code.
 
     Args:
-        source: The recording, for example an :obj:`ezmsg.mlx.NWBSource`.
+        source: The recording, for example an :obj:`ezmsg.mlx.NWBSource`, or a ``spikeinterface.BaseRecording``.
         chain_factory: Builds the chain, for this recording alone: a transformer, or another callable that takes and
             returns a message, or a sequence of them, applied in order. One that returns a list or tuple has its
             messages fed on one by one; None ends the message there.
@@ -343,6 +344,7 @@ def process_recording(
             messages.
         FileExistsError: The sink holds complete results of another recording or other settings.
     """
+    source = as_source(source)
     for argument, value, method, allowed in (
         ("source", source, "read", "a source of recordings, for example an NWBSource"),
         ("sink", sink, "append", "a sink of results, for example a ZarrSink"),
@@ -402,7 +404,11 @@ def process_recordings(
     if not (progress is None or callable(progress)):
         raise TypeError(f"'progress' must be a callable or None, got {progress!r}")
     options = _options(chain_factory, rechunk, checkpoint_seconds, workers, margin, tolerance)
-    return _outcomes(recordings, options, workers, progress)
+    return _outcomes(map(_with_source, recordings), options, workers, progress)
+
+
+def _with_source(pair: tuple[RecordingSource, ResultSink]) -> tuple[RecordingSource, ResultSink]:
+    return as_source(pair[0]), pair[1]
 
 
 def _outcomes(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import hashlib
+import itertools
 import math
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from ezmsg.util.messages.axisarray import AxisArray, CoordinateAxis
 from ezmsg.util.messages.util import replace
 
+from ..stream.unit import check_number
 from .contracts import RecordingSource, SegmentInfo, StreamInfo, labels_of, unreadable
 from .reading import Runs, Scaling, fault, faults_of, one_gain, volts_of
 
@@ -27,6 +29,9 @@ ELECTRODE, ANALOG, AUXILIARY, DIGITAL, SYNC, OTHER = "electrode", "analog", "aux
 
 ChannelChoice: typing.TypeAlias = str | Sequence[str | int]
 """Labels, indices and kinds, in a sequence or with commas between them."""
+
+
+_NOTHING_MORE: Mapping[str, npt.NDArray] = {}
 
 
 class Channels(typing.NamedTuple):
@@ -40,13 +45,29 @@ class Channels(typing.NamedTuple):
     offsets: npt.NDArray[np.float64]
     units: list[str]
     kinds: list[str]
+    more: Mapping[str, npt.NDArray] = _NOTHING_MORE
+    """What else is known of each, by a name for it: locations and groups."""
 
     def of(self, columns: Sequence[int]) -> Channels:
         """Those of some columns."""
         where = np.asarray(columns, np.int64)
         texts = (self.labels, self.units, self.kinds)
         labels, units, kinds = ([values[column] for column in columns] for values in texts)
-        return Channels(labels, self.rate, self.gains[where], self.offsets[where], units, kinds)
+        more = {name: values[where] for name, values in self.more.items()}
+        return Channels(labels, self.rate, self.gains[where], self.offsets[where], units, kinds, more)
+
+    def axis(self) -> npt.NDArray:
+        """The labels; as records, if there is more than one kind or more is known of them."""
+        fields: dict[str, npt.NDArray] = {"label": np.array(self.labels, np.str_)}
+        if len(set(self.kinds)) > 1:
+            fields["kind"] = np.array(self.kinds, np.str_)
+        fields |= self.more
+        if len(fields) == 1:
+            return fields["label"]
+        records = np.zeros(len(self.labels), [(name, values.dtype) for name, values in fields.items()])
+        for name, values in fields.items():
+            records[name] = values
+        return records
 
 
 @dataclass
@@ -304,6 +325,166 @@ def _numbers_of(item: str | int, own: Labelled, others: Labelled, kinds: Mapping
     raise ValueError(f"'channels' must be labels ({known}){of_kind} or indices below {len(own)}, got {item!r}")
 
 
+_COMPARED = 32
+"""Samples at the beginning and at the end of a segment that tell it from others."""
+
+
+class _Part(typing.NamedTuple):
+    """A segment that is read."""
+
+    place: str
+    n_samples: int
+    before: int
+    """Samples of the segments before it."""
+
+    runs: Runs
+
+
+class SampledSource(abc.ABC):
+    """A source of some channels and segments of what :meth:`_sampled` finds.
+
+    Args:
+        path: What is read, for messages of errors.
+        stream: Name of the stream, or None for the only one.
+        segment: Number of the segment, ``"all"``, or None for the only one.
+        channels: Labels, kinds and indices of channels, or None for all of the stream.
+        chunk_mb: Size of a message in MiB, at most.
+    """
+
+    n_samples: int
+    sampling_rate: float
+    identity: str
+
+    def __init__(
+        self,
+        path: Path,
+        stream: str | None,
+        segment: int | typing.Literal["all"] | None,
+        channels: ChannelChoice | None,
+        chunk_mb: float,
+    ) -> None:
+        if not isinstance(stream, (str, type(None))):
+            raise TypeError(f"'stream' must be a name or None, got {stream!r}")
+        if not (segment is None or segment == "all" or (isinstance(segment, int) and not isinstance(segment, bool))):
+            raise TypeError(f"'segment' must be a number, 'all' or None, got {segment!r}")
+        check_number("chunk_mb", chunk_mb)
+        self.path, self._asked = path, (stream, segment, channels)
+        chosen = self._chosen()
+        self._stream = chosen.name
+        with faults_of(self.path, self._stream):
+            self._parts = _parts_of(chosen, self.path)
+            self.n_samples = sum(part.n_samples for part in self._parts)
+            self.sampling_rate = chosen.channels.rate
+            scaling, digest = scaling_of(chosen.channels, self.path, self._stream)
+            ends, dtype = _ends(chosen, self.path)
+        n_channels = len(chosen.channels.labels)
+        self._chunk = max(int(chunk_mb * 2**20 / (n_channels * dtype.itemsize)), 1)
+        self._template = AxisArray(
+            data=np.zeros((0, n_channels), dtype),
+            dims=["time", "ch"],
+            axes={
+                "time": AxisArray.TimeAxis(fs=self.sampling_rate),
+                "ch": AxisArray.CoordinateAxis(data=chosen.channels.axis(), dims=["ch"]),
+            },
+            attrs=scaling,
+            key=self._stream,
+            stream_dim="time",
+        )
+        places = " ".join(part.place for part in self._parts)
+        times = hashlib.sha256(b"".join(array.tobytes() for part in self._parts for array in part.runs)).hexdigest()
+        # Everything that results depend on but the samples, and enough of those to tell recordings apart.
+        self.identity = (
+            f"{self._stream}, segments {places}, {self.n_samples} samples of ({n_channels},) {dtype} at "
+            f"{self.sampling_rate!r} Hz, times {times[:16]}, labels and scaling {digest}, ends {ends}, read "
+            f"{self._chunk} samples at a time"
+        )
+
+    @abc.abstractmethod
+    def _sampled(self) -> list[Sampled]:
+        """All that there is."""
+
+    @property
+    def gaps(self) -> list[int]:
+        """The samples in front of which time jumps, counted from the first sample that is read."""
+        firsts = [part.before + int(first) for part in self._parts for first in part.runs.firsts]
+        return firsts[1:]
+
+    def read(self, start: int = 0) -> Iterator[AxisArray]:
+        """The samples from number *start* on, see :obj:`ezmsg.mlx.RecordingSource`."""
+        chosen = self._chosen()
+        for part, segment, columns in zip(self._parts, chosen.segments, chosen.columns, strict=False):
+            if segment.n_samples != part.n_samples:
+                raise fault(self.path, self._stream, f"has {segment.n_samples} samples now, not {part.n_samples}.")
+            skipped = max(start - part.before, 0)
+            for chunk in range(skipped - skipped % self._chunk, part.n_samples, self._chunk):
+                begin, end = max(chunk, skipped), min(chunk + self._chunk, part.n_samples)
+                samples = self._samples(segment, begin, end, columns)
+                for first, last, time in _runs_between(part.runs, begin, end, self.sampling_rate):
+                    axes = {**self._template.axes, "time": replace(self._template.axes["time"], offset=time)}
+                    yield replace(self._template, data=samples[first - begin : last - begin], axes=axes)
+
+    def _chosen(self) -> Chosen:
+        return choose(self._sampled(), self.path, *self._asked)
+
+    def _samples(self, segment: Segment, begin: int, end: int, columns: list[int]) -> npt.NDArray:
+        with faults_of(self.path, self._stream):
+            samples = segment.samples(begin, end, columns)
+        if samples.shape != (end - begin, self._template.data.shape[1]) or samples.dtype != self._template.data.dtype:
+            raise fault(
+                self.path,
+                self._stream,
+                f"gives samples {begin} to {end} with shape {samples.shape} and dtype {samples.dtype}; allowed is what "
+                f"its header says, {self._template.data.shape[1]} channels in {self._template.data.dtype}.",
+            )
+        return samples
+
+
+def _parts_of(chosen: Chosen, path: Path) -> list[_Part]:
+    parts: list[_Part] = []
+    before = 0
+    for segment in chosen.segments:
+        runs = segment.runs()
+        if segment.n_samples < 1:
+            raise fault(path, chosen.name, f"has no samples in segment {segment.place}.")
+        parts.append(_Part(segment.place, segment.n_samples, before, runs))
+        before += segment.n_samples
+    return parts
+
+
+def _ends(chosen: Chosen, path: Path) -> tuple[str, np.dtype]:
+    """A digest of the first and the last samples of each segment, and the dtype of all.
+
+    The last ones are there only if the file is as long as it has to be.
+    """
+    digest, dtypes = hashlib.sha256(), set()
+    for segment, columns in zip(chosen.segments, chosen.columns, strict=True):
+        n = segment.n_samples
+        for begin, end in ((0, min(_COMPARED, n)), (max(n - _COMPARED, 0), n)):
+            found = segment.samples(begin, end, columns)
+            if found.shape != (end - begin, len(columns)):
+                raise fault(
+                    path,
+                    chosen.name,
+                    f"has {len(columns)} channels in its header, and samples of shape {found.shape}; allowed is "
+                    f"({end - begin}, {len(columns)}).",
+                )
+            digest.update(found.tobytes())
+            dtypes.add(found.dtype)
+    if len(dtypes) > 1 or next(iter(dtypes)).kind not in "iuf":
+        names = ", ".join(sorted(map(str, dtypes)))
+        raise fault(path, chosen.name, f"has samples of dtype {names}; allowed are integers and floats.")
+    return digest.hexdigest()[:16], dtypes.pop()
+
+
+def _runs_between(runs: Runs, begin: int, end: int, rate: float) -> Iterator[tuple[int, int, float]]:
+    """The runs of regular samples from *begin* to *end*, with the time at which each begins."""
+    first, last = np.searchsorted(runs.firsts, [begin, end])
+    inner = [int(start) for start in runs.firsts[first:last] if begin < start < end]
+    for one, other in itertools.pairwise([begin, *inner, end]):
+        number = int(np.searchsorted(runs.firsts, one, side="right")) - 1
+        yield one, other, float(runs.times[number] + (one - runs.firsts[number]) / rate)
+
+
 class ChosenChannels:
     """Some channels of a source whose format does not choose them.
 
@@ -371,6 +552,7 @@ def scaling_of(channels: Channels, path: Path, name: str) -> tuple[dict[str, obj
         raise fault(path, name, f"has channels with the offsets {sorted(set(offsets))}; allowed is one for all.")
     scaling = Scaling(one_gain(gains), float(offsets[0]), units.pop(), is_voltage).as_attrs()
     parts = [repr(channels.labels), repr(channels.kinds)]
+    parts += [f"{key}={value.tolist()!r}" for key, value in channels.more.items()]
     parts += [f"{key}={np.asarray(value).tolist()!r}" for key, value in scaling.items()]
     return scaling, hashlib.sha256("\n".join(parts).encode(errors="surrogateescape")).hexdigest()[:16]
 
