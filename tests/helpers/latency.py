@@ -14,7 +14,7 @@ import itertools
 import multiprocessing
 import threading
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 import ezmsg.core as ez
 import ezmsg.sigproc.detrend as sigproc_detrend
@@ -34,6 +34,7 @@ N_BUFFERS = 8
 """Messages that may be under way between two processes."""
 
 WAYS = ("NumPy", "unit by unit", "fused")
+CHAINS = ("features", "raw to decoder")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +56,8 @@ class Case:
     """Length of a stall in seconds."""
     bin_duration: float = 0.0
     """Of a feature, in seconds; 0: that of a message, so that each message gives one."""
+    chain: str = "features"
+    """One of :data:`CHAINS`; all but the first run fused."""
 
     @property
     def lengths(self) -> list[int]:
@@ -73,6 +76,17 @@ class Case:
     @property
     def bin(self) -> float:
         return self.bin_duration or self.n_samples / RATE
+
+    @property
+    def n_before(self) -> int:
+        """Messages before the stream begins, of whole bins: more than are under way between the processes."""
+        per_bin = max(round(self.bin * RATE / self.n_samples), 1)
+        return -(-3 * N_BUFFERS // per_bin) * per_bin
+
+    @property
+    def n_results(self) -> int:
+        """Messages that come of the stream, one for each bin or, where these are shorter, for each message."""
+        return min(len(self.lengths), int(sum(self.lengths) / RATE / self.bin + 1e-6))
 
 
 class SourceSettings(ez.Settings):
@@ -111,7 +125,7 @@ class Source(ez.Unit):
         lengths = case.lengths
         # The first messages load and compile all that the chain needs. The stream begins when that is over, which the
         # source knows by the buffers that come free.
-        for _ in range(3 * N_BUFFERS):
+        for _ in range(case.n_before):
             yield self.OUTPUT_SIGNAL, self.message(0, case.n_samples, 0.0, False)
         if not case.real_time:
             for number, n in enumerate(lengths):
@@ -151,6 +165,21 @@ def make_chain(bin_duration: float) -> list:
     ]
 
 
+def make_decoder_chain(n_channels: int) -> dict:
+    """That of examples/raw_to_decoder.py, whose bins are of 20 ms, with a decoder of any weights."""
+    from raw_to_decoder import make_chain
+
+    weights = np.random.default_rng(0).standard_normal((2 * n_channels, 2)) / np.sqrt(n_channels)
+    return make_chain(mlx.LinearRegressorSettings(weights, labels=("x", "y")))
+
+
+def maker_of(case: Case) -> Callable[[], list | dict]:
+    """What makes the stages of *case*, where they run."""
+    if case.chain == "features":
+        return functools.partial(make_chain, case.bin)
+    return functools.partial(make_decoder_chain, case.n_channels)
+
+
 class Stages(ez.Collection):
     """The chain in one process: as one unit, or as a unit for each stage."""
 
@@ -175,7 +204,7 @@ class Stages(ez.Collection):
     def configure(self) -> None:
         case = self.SETTINGS.case
         self.BIN.apply_settings(BinnedAggregateSettings(bin_duration=case.bin))
-        self.CHAIN.apply_settings(mlx.ChainSettings(make_chain=functools.partial(make_chain, case.bin)))
+        self.CHAIN.apply_settings(mlx.ChainSettings(make_chain=maker_of(case)))
         last = self.stages[-1]
         last.OUTPUT_SIGNAL.num_buffers, last.OUTPUT_SIGNAL.buf_size = N_BUFFERS, 2**20
 
@@ -242,7 +271,7 @@ class Measured:
     latency_us: np.ndarray
     """From a message's last sample to its feature in the sink, in microseconds, in order."""
     n_expected: int
-    """Messages that were sent, without the first."""
+    """Features that should come, without those of the first messages."""
     n_lost: int
     seconds: float
     """From the first feature to the last."""
@@ -270,14 +299,14 @@ def measure(case: Case) -> Measured:
     )
     rows = [row for row in sink.rows if row[0] > 0.0]
     due, arrived = (np.array([row[i] for row in rows]) for i in range(2))
-    n_expected = len(case.lengths)
+    n_expected = case.n_results
     seconds = float(arrived[-1] - arrived[0]) if len(arrived) > 1 else float("nan")
     streamed = case.seconds - case.lengths[0] / RATE
-    lost = n_expected - len(rows) if case.bin_duration in (0.0, case.n_samples / RATE) else 0
+    lost = n_expected - len(rows)
     cpu_us = []
     if sink.cpu_before and sink.cpu_after:
         used = zip(sink.cpu_before, sink.cpu_after, strict=True)
-        cpu_us = [round(1e6 * (after - before) / n_expected, 1) for before, after in used]
+        cpu_us = [round(1e6 * (after - before) / len(case.lengths), 1) for before, after in used]
     return Measured(1e6 * (arrived - due), n_expected, lost, seconds, streamed / seconds, cpu_us)
 
 

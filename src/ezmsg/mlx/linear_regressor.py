@@ -139,10 +139,10 @@ def _weights_of(model: Any, fitted: object) -> tuple[npt.NDArray, npt.NDArray]:
 class LinearRegressorState:
     """State of :obj:`LinearRegressorTransformer`, computed once for a stream."""
 
-    axis: str = ""
+    feature_dim: str = ""
     """Name of the dimension of the features."""
 
-    axis_idx: int = 0
+    feature_idx: int = 0
     """Its position."""
 
     new_axis: AxisBase | None = None
@@ -195,31 +195,31 @@ class LinearRegressorTransformer(
 
     def _reset_state(self, message: AxisArray) -> None:
         state, settings = self._state, self.settings
-        state.axis = settings.axis or _features_of(message)
-        state.axis_idx = message.get_axis_idx(state.axis)
+        state.feature_dim = dim = settings.axis or _features_of(message)
+        state.feature_idx = message.get_axis_idx(state.feature_dim)
         n_features, n_outputs = np.shape(settings.weights)
-        if message.data.shape[state.axis_idx] != n_features:
+        if message.data.shape[state.feature_idx] != n_features:
             raise ValueError(
-                f"The message has {message.data.shape[state.axis_idx]} features along {state.axis!r}, the weights are "
-                f"for {n_features}."
+                f"The message has {message.data.shape[state.feature_idx]} features along {dim!r}, the weights are for "
+                f"{n_features}."
             )
         state.factor = Factor(settings.weights, settings.intercept)
         labels = settings.labels
         if labels is None and n_features != n_outputs:
             labels = tuple(f"ch{i}" for i in range(n_outputs))
-        state.new_axis = None if labels is None else _labelled(message.axes.get(state.axis), state.axis, labels)
+        state.new_axis = None if labels is None else _labelled(message.axes.get(dim), dim, labels)
 
     def _process(self, message: AxisArray) -> AxisArray:
         state, key = self._state, self.settings.key
         x = as_float32(message.data, _OPERATION) if is_mlx_array(message.data) else message.data
-        y = cast(Factor, state.factor).of(x, state.axis_idx)
-        axes = message.axes if state.new_axis is None else {**message.axes, state.axis: state.new_axis}
+        y = cast(Factor, state.factor).of(x, state.feature_idx)
+        axes = message.axes if state.new_axis is None else {**message.axes, state.feature_dim: state.new_axis}
         return replace(message, data=y, axes=axes, key=message.key if key is None else key)
 
     def fuse(self, message: AxisArray) -> FusedStage | None:
         """See :mod:`ezmsg.mlx.stream.fusible`."""
         stage = FusedLinearRegressor(self, message)
-        return stage if self._state.axis_idx != stage.axis else None
+        return stage if self._state.feature_idx != stage.axis else None
 
 
 def _features_of(message: AxisArray) -> str:
@@ -246,11 +246,11 @@ class FusedLinearRegressor(FusedStage[LinearRegressorTransformer]):
     def relabel(self, axes: Axes, n_samples: int, counts: None) -> Axes:
         """See :class:`FusedStage`."""
         state = self.transformer.state
-        return axes if state.new_axis is None else {**axes, state.axis: state.new_axis}
+        return axes if state.new_axis is None else {**axes, state.feature_dim: state.new_axis}
 
     def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
         """See :class:`FusedStage`."""
-        return times(x, self.transformer.state.axis_idx, arrays), arrays
+        return times(x, self.transformer.state.feature_idx, arrays), arrays
 
 
 class LinearRegressor(

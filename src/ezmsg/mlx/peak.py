@@ -441,17 +441,16 @@ class FusedCrossings(FusedStage[ThresholdCrossingTransformer]):
         """See :class:`FusedStage`."""
         flat, (zi,) = x.reshape(x.shape[0], -1), arrays
         results: tuple[Array, Array]
-        if isinstance(flat, np.ndarray) and self._has_host_kernel:
+        if not isinstance(flat, np.ndarray):
+            results = kernel("crossings", default_path()).run(flat, self.crossings, cast("mx.array", zi), 0, ())
+        elif self._has_host_kernel:
             results = find(flat, self.crossings, cast("npt.NDArray", zi))
         else:
             import mlx.core as mx
 
-            run = kernel("crossings", default_path()).run
-            results = run(mx.array(flat), self.crossings, mx.array(zi), 0, ())
-            if isinstance(flat, np.ndarray):
-                results = np.array(results[0]), np.array(results[1])
-        y, zf = results
-        return y.reshape(x.shape), (zf,)
+            y, zf = kernel("crossings", default_path()).run(mx.array(flat), self.crossings, mx.array(zi), 0, ())
+            results = np.array(y), np.array(zf)
+        return results[0].reshape(x.shape), (results[1],)
 
 
 class ThresholdCrossing(
