@@ -17,7 +17,7 @@ from ezmsg.util.messages.axisarray import AxisArray, CoordinateAxis, LinearAxis
 from ezmsg.util.messages.util import replace
 
 from ..stream.convert import as_float32, begin_reading, import_mlx, is_mlx_array, mlx_to_numpy
-from ..stream.device import to_host, uses_gpu
+from ..stream.device import bus, uses_gpu
 from ..stream.hostmemory import Block, device_memory
 from ..stream.segments import GAP_TOLERANCE, is_same_rate, sampling_period, value_at, with_known_rate
 from ..stream.unit import PublishesEach, check_count, check_fields, check_message
@@ -438,7 +438,7 @@ def _in_library_of(data: Samples, samples: Samples) -> Samples:
 
 def _uploaded(x: npt.NDArray[np.float32], staged: list[Block]) -> mx.array:
     """*x* for the device: on CUDA in memory on the host that is used again, from where a model copies it."""
-    if to_host() is None:
+    if bus() is None:
         return import_mlx().array(np.ascontiguousarray(x))
     block = device_memory().take(x.nbytes)
     staged.append(block)
