@@ -72,10 +72,10 @@ class SlowSink(ZarrSink):
 
     speed = np.inf
 
-    def _write(self, when: np.ndarray, rows: np.ndarray) -> None:
+    def append(self, message: AxisArray) -> None:
         begin = time.perf_counter()
-        super()._write(when, rows)
-        wait_until(begin + rows.nbytes / self.speed)
+        super().append(message)
+        wait_until(begin + message.data.nbytes / self.speed)
 
 
 class RawSink:

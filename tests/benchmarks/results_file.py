@@ -18,6 +18,8 @@ PACKAGES = {
     "ezmsg-sigproc": "ezmsg-sigproc",
     "zarr": "Zarr",
     "numcodecs": "numcodecs",
+    "zarrs": "zarrs",
+    "tensorstore": "tensorstore",
 }
 
 LIVE = ("ezmsg-mlx", "mlx", "ezmsg", "ezmsg-sigproc")

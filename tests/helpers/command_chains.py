@@ -8,7 +8,6 @@ from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
 from ezmsg.mlx import AsArrayTransformer
-from ezmsg.mlx.offline import workers as processes
 
 
 def make_chain() -> AsArrayTransformer:
@@ -49,7 +48,6 @@ def make_endless() -> Callable[[AxisArray], AxisArray]:
 
 def make_endless_elsewhere() -> Callable[[AxisArray], AxisArray]:
     """The same in other processes, of which one is started at once; in this one, samples as they are."""
-    processes.LEAST_GAIN = 0.0
     return make_chain() if multiprocessing.parent_process() is None else make_endless()
 
 

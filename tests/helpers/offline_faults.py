@@ -58,54 +58,45 @@ def deadly_chain(folder: str) -> DeadlyTransformer:
 
 
 class DeadlySink(ZarrSink):
-    """Kills its process before it writes some of the last piece, twice; or finds the disk full there, each time."""
+    """Kills its process before it keeps the last piece, twice; or finds the disk full there, each time."""
 
     deadly: Path | None = None
     is_full = False
 
-    def _write(self, when, rows):
-        if when[-1] > 3.5:
-            if self.deadly is not None:
-                die(self.deadly, "writing", times=2)
-            if self.is_full:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        super()._write(when, rows)
+    def piece(self, number, borders):
+        """Of which the last is deadly."""
+        inner = super().piece(number, borders)
+        return DeadlyPiece(inner, self.deadly, self.is_full) if number == len(borders) - 2 else inner
 
 
-class Endless:
-    """A task that only reports."""
+class DeadlyPiece:
+    """A piece that is not kept the first times."""
 
-    n_samples = 2
+    def __init__(self, inner, deadly: Path | None, is_full: bool) -> None:
+        self._inner, self._deadly, self._is_full = inner, deadly, is_full
+        self.open, self.append, self.checkpoint, self.close = inner.open, inner.append, inner.checkpoint, inner.close
 
-    def steps(self):
-        """Does not end."""
-        while True:
-            yield 1
-
-
-class Marking:
-    """A task that makes a file."""
-
-    n_samples = 1000
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def steps(self):
-        """Returns the process that did it."""
-        yield 0
-        self.file.touch()
-        return os.getpid()
+    def commit(self) -> None:
+        """Unless it dies before."""
+        if self._deadly is not None:
+            die(self._deadly, "writing", times=2)
+        if self._is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._inner.commit()
 
 
-class WaitingForAnother(Marking):
-    """A task that goes on until there is a file."""
+class Marking(MemorySource):
+    """Makes a file when it is read, and in its second half waits until another is there."""
 
-    def steps(self):
-        """Returns the process that did it."""
+    def __init__(self, seed: int, file: Path, other: Path) -> None:
+        super().__init__(seed=seed)
+        self.file, self.other = file, other
+
+    def message(self, begin: int, end: int) -> AxisArray:
+        self.file.write_text(str(os.getpid()))
         deadline = time.monotonic() + 240.0
-        while not self.file.exists():
+        while begin > self.n_samples // 2 and not self.other.exists():
             if time.monotonic() > deadline:
                 raise TimeoutError("Nobody has made the file.")
-            yield 1
-        return os.getpid()
+            time.sleep(0.01)
+        return super().message(begin, end)

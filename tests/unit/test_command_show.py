@@ -168,8 +168,8 @@ def test_seams_are_where_pieces_meet(tmp_path, drawn, capsys):
             margin=0.0,
         )
     # Of half a second from 5 s on.
-    np.testing.assert_allclose(read_overview(path).seams, [5.2, 5.4])
-    np.testing.assert_allclose(read_overview(path, 5.3, 6.0).seams, [5.4])
+    np.testing.assert_allclose(read_overview(path).seams, [5.208, 5.416])
+    np.testing.assert_allclose(read_overview(path, 5.3, 6.0).seams, [5.416])
     assert command.main(["show", str(path), "--output", str(tmp_path / "page.png")]) == 0
     colours = [
         {line.get_color() for line in axes.lines if line.get_linestyle() == "--" and len(set(line.get_xdata())) == 1}

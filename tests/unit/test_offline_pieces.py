@@ -1,7 +1,7 @@
 """A recording in pieces of time: results like those of one run, and what is refused."""
 
+import itertools
 import math
-import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -31,8 +31,8 @@ from ezmsg.mlx import (
     process_recordings,
 )
 from ezmsg.mlx.butterworthfilter import ButterworthFilterTransformer
-from ezmsg.mlx.offline.zarrlayout import rows_of_chunk
-from ezmsg.mlx.offline.zarrsink import JoinsPieces
+from ezmsg.mlx.offline.pieces import grids_of, plan_pieces, results_after
+from ezmsg.mlx.offline.zarrlayout import RowWriter, rows_of_chunk
 from ezmsg.mlx.scaler import AdaptiveStandardScalerTransformer
 from ezmsg.mlx.stream.fusible import averaging_time, filter_time
 
@@ -150,49 +150,48 @@ def test_a_recording_of_one_piece_gives_the_very_bits(path, executor):
     np.testing.assert_array_equal(contents(path)[0], expected.results)
 
 
-@pytest.mark.parametrize("has_links", [True, False])
-def test_whole_chunks_of_pieces_are_linked_and_else_written_anew(has_links, path, executor, monkeypatch):
-    linked = []
-    link = JoinsPieces._link
+@pytest.mark.parametrize(
+    "layout", [{"chunk_samples": 37}, {"chunk_samples": 1}, {"chunk_mb": 0.03, "chunk_channels": 3}, {}]
+)
+@pytest.mark.parametrize("factory", [double, bins_chain])
+def test_no_two_pieces_write_to_one_chunk(layout, factory, path, executor, monkeypatch):
+    written, write = [], RowWriter.write
 
-    def noted(self, array, folder, chunk):
-        if not has_links:
-            return False
-        linked.append((folder.name, chunk))
-        return link(self, array, folder, chunk)
+    def noted(self, begin, rows):
+        written.append((self._array.basename, begin, begin + len(rows), self._array.chunks[0], self._array.shape[0]))
+        write(self, begin, rows)
 
-    monkeypatch.setattr(JoinsPieces, "_link", noted)
-    in_pieces(source(9001), double, path, executor)
-    np.testing.assert_array_equal(contents(path)[0], source(9001).data.astype(np.float32) ** 2)
-    assert bool(linked) == has_links
-    assert not (path / "data" / ".zarray").stat().st_nlink > 1
-
-
-@pytest.mark.parametrize("n_links", [1000, 3])
-def test_chunks_of_some_channels_are_linked_all_or_none(n_links, path, executor, monkeypatch):
-    link, linked = os.link, []
-
-    def counted(one, other):
-        # Zarr makes links, too.
-        if "pieces-" in str(one) and "pieces-" not in str(other):
-            linked.append(other)
-            if len(linked) > n_links:
-                raise OSError(95, "Operation not supported")
-        link(one, other)
-
-    monkeypatch.setattr(os, "link", counted)
-    in_pieces(source(9001), double, path, executor, lambda place: ZarrSink(place, chunk_mb=0.03, chunk_channels=1))
-    np.testing.assert_array_equal(contents(path)[0], source(9001).data.astype(np.float32) ** 2)
-    data = zarr.open_group(str(path), mode="r")["data"]
-    assert data.chunks[1] == 1 and len(linked) > 3
-    assert len(list((path / "data").glob("[0-9]*"))) == data.shape[1] * -(-data.shape[0] // data.chunks[0])
+    monkeypatch.setattr(RowWriter, "write", noted)
+    in_pieces(source(9001), factory, path, executor, lambda place: ZarrSink(place, **layout))
+    expected = in_one(source(9001), factory)
+    np.testing.assert_allclose(contents(path)[0], expected.results, rtol=1e-5)
+    chunks = [(name, begin // size) for name, begin, end, size, _ in written for _ in range(-(-(end - begin) // size))]
+    assert len(chunks) == len(set(chunks))
+    assert all(begin % size == 0 and (end % size == 0 or end == n) for _, begin, end, size, n in written)
+    assert zarr.open_group(str(path), mode="r").attrs["pieces"]["count"] > 3
 
 
-def test_chunks_divide_a_piece_if_they_are_not_much_shorter_for_it():
-    assert rows_of_chunk(16384, None) == 16384
-    assert rows_of_chunk(16384, 1_800_000) == 16363 or 1_800_000 % rows_of_chunk(16384, 1_800_000) == 0
-    assert rows_of_chunk(100, 40) == 40
-    assert rows_of_chunk(100, 10007) == 100
+@pytest.mark.parametrize(
+    ("most", "n_rows", "length"), [(16384, None, 16384), (100, 40, 40), (100, 1024, 64), (100, 10007, 1)]
+)
+def test_chunks_divide_a_piece(most, n_rows, length):
+    assert rows_of_chunk(most, n_rows) == length
+
+
+@pytest.mark.parametrize("rate", [1000.0, 30000.3])
+@pytest.mark.parametrize("factory", [bins_chain, window_chain, filter_chain])
+def test_pieces_have_equal_numbers_of_results_and_read_no_further_than_they_need(factory, rate):
+    steps = [*factory()]
+    plan = plan_pieces(round(60 * rate), rate, steps, seconds=7.0, margin=None, tolerance=1e-6)
+    *lengths, last = np.diff(plan.borders)
+    assert len(set(lengths)) == 1 and 0 < last <= lengths[0] and len(lengths) > 7
+    assert all(lengths[0] % 2**k == 0 for k in range(int(math.log2(lengths[0] / 16))))
+    grids = list(grids_of(steps, 1.0 / rate))
+    for one, other in itertools.pairwise(plan.pieces):
+        assert one.end == other.begin and results_after(grids, one.end) == one.results_end
+        assert results_after(grids, one.end - 1) < one.results_end
+        # Compared are results that have settled, and at least one.
+        assert results_after(grids, other.start + other.margin - 1) <= other.first_settled < other.results_begin
 
 
 def test_progress_is_that_of_the_recording(path, executor):
@@ -287,16 +286,42 @@ def test_a_step_that_is_not_what_it_seems_is_refused(step, match, path, executor
     assert not path.exists()
 
 
-def test_samples_that_are_not_finite_in_a_margin_are_refused(path, executor):
-    def recording():
-        given = source()
-        given.data = given.data.astype(np.float32)
-        given.data[5000:5600] = np.nan
-        return given
+def in_floats(*gaps, value=np.nan, n_samples=9000):
+    """A recording in float32 with *value* at some samples and channels."""
+    given = source(n_samples)
+    given.data = given.data.astype(np.float32)
+    for place in gaps:
+        given.data[place] = value
+    return given
 
-    with pytest.raises(ValueError, match="not finite where pieces begin"):
-        in_pieces(recording(), filter_chain, path, executor)
-    assert in_pieces(recording(), filter_chain, path, executor, margin="exact").n_pieces == 1
+
+@pytest.mark.parametrize(
+    ("gaps", "value"),
+    [
+        ([], np.nan),
+        ([np.s_[5000:5600]], np.nan),
+        ([np.s_[2000:2010, 1], np.s_[3500:4100, 2]], np.inf),
+        ([np.s_[:, 3]], np.nan),
+        ([np.s_[1000:8000, 0]], np.nan),
+        ([np.s_[1000:3000:2, 1]], 1e31),
+    ],
+    ids=["none", "all channels", "here and there", "a dead channel", "one for long", "every other sample"],
+)
+def test_samples_that_are_left_out_have_pieces_begin_earlier(gaps, value, path, executor):
+    """Averages and filters leave them out, so that they settle later; also across a seam, where nothing can be seen."""
+    expected = in_one(in_floats(*gaps, value=value), filter_chain).results
+    done = in_pieces(in_floats(*gaps, value=value), filter_chain, path, executor)
+    data = contents(path)[0]
+    assert done.n_pieces > 3
+    np.testing.assert_array_equal(np.isfinite(data), np.isfinite(expected))
+    finite = np.where(np.isfinite(expected), expected, 0.0)
+    assert (np.abs(np.where(np.isfinite(data), data, 0.0) - finite) <= 1e-6 * np.abs(finite).max(axis=0)).all()
+
+
+def test_without_such_samples_no_piece_begins_earlier(path, executor):
+    whole = in_floats()
+    done = in_pieces(whole, filter_chain, path, executor)
+    assert len(set(whole.started_at)) == done.n_pieces
 
 
 @pytest.mark.parametrize(
@@ -314,12 +339,9 @@ def test_arguments_are_checked(options, error, match, path):
         process_recording(source(), double, sink(path), **options)
 
 
-def test_a_sink_without_pieces_and_a_chain_that_cannot_be_sent_are_named(path, executor):
+def test_a_sink_without_pieces_is_named(executor):
     with pytest.raises(TypeError, match=r"'sink' must be .*MemorySink.*margin='exact'"):
         process_recording(source(), double, MemorySink(), workers=executor, progress=False)
-    with pytest.raises(TypeError, match=r"cannot be pickled .*function of a module"):
-        process_recording(source(), lambda: double(), sink(path), workers=1, progress=False)
-    assert not path.exists()
 
 
 # -------------------------------------------------------------------------------------------------------- one queue

@@ -1,24 +1,25 @@
 """Workers that die, a full disk, two runs at a time: nothing half-written has the final name, and no bit is another."""
 
-import errno
+import contextlib
 import functools
+import math
 import os
-import shutil
-import signal
+import subprocess
+import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
+import psutil
 import pytest
-from helpers.offline_faults import DeadlySink, DeadlySource, Endless, Marking, WaitingForAnother, deadly_chain
-from helpers.processes import RecordedLog
-from helpers.warm import TIME_LIMIT
+from helpers.offline_faults import DeadlySink, DeadlySource, Marking, deadly_chain
+from helpers.processes import TIME_LIMIT, environment
 
-from ezmsg.mlx import RechunkSettings, process_recording
-from ezmsg.mlx.offline import process as offline_process
-from ezmsg.mlx.offline import workers as processes
-from ezmsg.mlx.offline.workers import ProcessCrew
+from ezmsg.mlx import AsArrayTransformer, RechunkSettings, ZarrSink, process_recording, process_recordings
+from ezmsg.mlx.offline import executors
 
 zarr = pytest.importorskip("zarr")
+dask = pytest.importorskip("dask")
+distributed = pytest.importorskip("distributed")
 
 
 def process(folder, path, workers, **attributes):
@@ -59,87 +60,92 @@ def path(tmp_path):
     return tmp_path / "results.zarr"
 
 
+def cmdline(process):
+    try:
+        return process.cmdline()
+    except psutil.Error:  # it has ended
+        return ["spawn_main"]
+
+
 def assert_same(path, expected):
     for one, other in zip(contents(path), expected, strict=True):
         np.testing.assert_array_equal(one, other)
     assert not list(path.parent.glob("*.partial"))
 
 
-def test_workers_killed_in_each_phase_cost_their_piece_and_no_bit(tmp_path, path, expected, executor, monkeypatch):
+@pytest.fixture(scope="module")
+def cluster():
+    """Two processes, as ``workers=2`` starts them; a piece at which two have died is given up."""
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 1}),
+        executors._local_cluster(2, lambda event: None) as found,
+    ):
+        yield found
+
+
+def test_workers_killed_in_each_phase_cost_their_piece_and_no_bit(tmp_path, path, expected, cluster, monkeypatch):
+    monkeypatch.setattr(executors, "_local_cluster", lambda n_workers, hear: contextlib.nullcontext(cluster))
     # The last piece kills two workers, which is one too many.
-    monkeypatch.setattr(processes, "RETRIES", 1)
-    monkeypatch.setattr(offline_process, "ProcessCrew", functools.partial(ProcessCrew, works_itself=False))
-    with RecordedLog() as log, pytest.raises(RuntimeError, match=r"died 2 times at the same place \(exit status -9\)"):
+    with pytest.raises(distributed.KilledWorker, match="2 different workers"):
         process(tmp_path, path, 1, deadly=tmp_path)
-    markers = ["computing-1", "reading-1", "writing-1", "writing-2"]
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == [*markers[:2], "results.zarr.partial", *markers[2:]]
-    assert len([warning for warning in log.warnings if "A worker died (exit status -9)" in warning]) == 3
-    assert process(tmp_path, path, executor).first_sample == 3000
+    markers = {"computing-1", "reading-1", "writing-1", "writing-2"}
+    assert {entry.name for entry in tmp_path.iterdir()} == {*markers, "results.zarr.partial"}
+    assert process(tmp_path, path, 1).first_sample == 3072
     assert_same(path, expected)
 
 
-def test_workers_end_with_the_run_and_when_nobody_waits_for_them(monkeypatch):
-    # Enough on a machine that is busy with other tests, too.
-    monkeypatch.setattr(processes, "_SECONDS_TO_END", TIME_LIMIT)
-    crew = ProcessCrew(2, works_itself=False)
-    try:
-        for number in range(2):
-            crew.submit(number, Endless())
-        told = set()
-        while len(told) < 2:
-            told |= {event.number for event in crew.wait()}
-        abandoned, other = (worker.process for worker in crew._workers.values())
-        # As the system does when this process is killed.
-        next(iter(crew._workers)).close()
-        abandoned.join(TIME_LIMIT)
-        assert abandoned.exitcode == 0 and other.is_alive()
-    finally:
-        crew.close()
-    assert other.exitcode == 128 + signal.SIGTERM
+def as_it_is():
+    return AsArrayTransformer(backend="numpy")
 
 
-def test_this_process_works_too_and_hears_the_others_meanwhile(tmp_path, monkeypatch):
-    monkeypatch.setattr(processes, "SECONDS_TO_START", 0.0)
-    crew = ProcessCrew(2)
-    try:
-        crew.submit(0, WaitingForAnother(tmp_path / "other"))
-        crew.submit(1, Marking(tmp_path / "other"))
-        finished = {}
-        while len(finished) < 2:
-            # The first is done here, and ends when the second is done elsewhere.
-            finished |= {event.number: event.outcome for event in crew.wait() if event.is_finished}
-    finally:
-        crew.close()
-    assert finished[0] == os.getpid() != finished[1]
+def test_recordings_that_are_not_cut_are_run_side_by_side(tmp_path, cluster):
+    files = [tmp_path / "one", tmp_path / "other"]
+    pairs = [
+        (Marking(number, *order), ZarrSink(tmp_path / f"{number}.zarr"))
+        for number, order in enumerate((files, files[::-1]))
+    ]
+    outcomes = dict(process_recordings(pairs, as_it_is, workers=cluster, margin="exact"))
+    assert all(outcome.n_samples == 2000 and outcome.n_pieces == 1 for outcome in outcomes.values()), outcomes
+    pids = {int(file.read_text()) for file in files}
+    assert len(pids) == 2 and os.getpid() not in pids
 
 
-def test_no_process_is_started_that_does_not_pay_and_bits_do_not_follow_from_the_number(path, expected, monkeypatch):
-    def started():
-        raise AssertionError("A process was started.")
+def test_processes_of_this_machine_tell_how_far_they_are_and_end_with_the_run(tmp_path, path):
+    mine = psutil.Process()
+    before = set(mine.children(recursive=True))
+    started, told, source = set(), [], Marking(0, tmp_path / "read", tmp_path / "told")
 
-    monkeypatch.setattr(processes, "_Worker", started)
-    assert process(path.parent, path, 8).n_pieces == 4
-    assert_same(path, expected)
+    def tell(done, total):
+        started.update(mine.children(recursive=True))
+        told.append((done, total))
+        # The rest of the piece waits for this.
+        source.other.touch()
+
+    process_recording(source, as_it_is, ZarrSink(path), workers=1, checkpoint_seconds=math.inf, progress=tell)
+    assert told[-1] == (2000, 2000) and told == sorted(told) and told[0][0] < 2000
+    # Python's own process for what is shared stays.
+    workers = [each for each in started - before if "spawn_main" in " ".join(cmdline(each))]
+    assert workers and not psutil.wait_procs(workers, TIME_LIMIT)[1]
+    np.testing.assert_array_equal(contents(path)[0], source.data)
+
+
+def test_a_script_without_a_guard_is_told_of_it(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from helpers.offline_memory import MemorySource\n"
+        "from ezmsg.mlx import AsArrayTransformer, ZarrSink, process_recording\n"
+        "process_recording(MemorySource(), AsArrayTransformer, ZarrSink('r.zarr'), workers=1, progress=False)\n"
+    )
+    command = [sys.executable, script]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=TIME_LIMIT)
+    assert done.returncode == 1 and "needs the line `if __name__ == '__main__':`" in done.stderr, done.stderr
 
 
 def test_a_full_disk_is_an_error_and_the_next_run_goes_on(tmp_path, path, expected, executor):
     with pytest.raises(OSError, match="No space left"):
         process(tmp_path, path, executor, is_full=True)
     assert not path.exists()
-    assert process(tmp_path, path, executor).first_sample == 3000
-    assert_same(path, expected)
-
-
-def test_a_full_disk_when_the_pieces_are_joined_leaves_all_of_them(tmp_path, path, expected, executor, monkeypatch):
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "copytree", full)
-        with pytest.raises(OSError, match="No space left"):
-            process(tmp_path, path, executor)
-    assert not path.exists()
-    assert process(tmp_path, path, executor).first_sample == 4000
+    assert process(tmp_path, path, executor).first_sample == 3072
     assert_same(path, expected)
 
 
@@ -187,5 +193,5 @@ def test_an_executor_that_goes_away_is_an_error_and_the_next_run_goes_on(tmp_pat
     with Gone(2) as gone, pytest.raises(RuntimeError, match="The workers are gone"):
         process(tmp_path, path, gone)
     assert not path.exists()
-    assert process(tmp_path, path, executor).first_sample <= 2000
+    assert process(tmp_path, path, executor).first_sample <= 2048
     assert_same(path, expected)

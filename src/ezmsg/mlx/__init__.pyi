@@ -80,7 +80,6 @@ from .network import RingKVCache as RingKVCache
 from .offline import NeoSource as NeoSource
 from .offline import NWBSource as NWBSource
 from .offline import Opened as Opened
-from .offline import PieceSink as PieceSink
 from .offline import PiecewiseSink as PiecewiseSink
 from .offline import ProcessedRecording as ProcessedRecording
 from .offline import RawBinarySource as RawBinarySource

@@ -7,7 +7,6 @@ have to do is said by :class:`RecordingSource`, :class:`RecordingFormat` and :cl
 
 from .contracts import (
     Opened,
-    PieceSink,
     PiecewiseSink,
     RecordingFormat,
     RecordingSource,
@@ -33,7 +32,6 @@ __all__ = [
     "NWBSource",
     "NeoSource",
     "Opened",
-    "PieceSink",
     "PiecewiseSink",
     "ProcessedRecording",
     "RawBinarySource",

@@ -123,7 +123,8 @@ class Opened(typing.NamedTuple):
     """The results of this very recipe are there already. Nothing else will be called but ``close``."""
 
     checkpoint: bytes | None
-    """The last checkpoint of an interrupted run with this fingerprint, to whose results the next ones are appended."""
+    """The last checkpoint of an interrupted run with this fingerprint, to whose results the next ones are appended. Of
+    a complete piece, the one that was kept with it."""
 
 
 class ResultSink(typing.Protocol):
@@ -154,40 +155,23 @@ class ResultSink(typing.Protocol):
         """Let go. Without a commit, what the last checkpoint needs stays, and nothing under the final name."""
 
 
-class PieceSink(typing.Protocol):
-    """Takes the results of one piece of a recording. It is pickled, and used on a worker."""
-
-    def open(self) -> bytes | None:
-        """Begin. The note of an earlier :meth:`commit` if the results of this piece are there already, else None."""
-
-    def append(self, message: AxisArray) -> None:
-        """Take the next results."""
-
-    def commit(self, note: bytes) -> None:
-        """Keep the results, which may be none, together with *note*; all of them or nothing."""
-
-    def close(self) -> None:
-        """Let go. Without a commit, nothing of the piece is kept."""
-
-
 class PiecewiseSink(ResultSink, typing.Protocol):
     """A sink that several workers write to, each the results of one piece of the recording."""
 
-    def piece(self, number: int, n_results: int) -> PieceSink:
-        """The sink of a piece, once this one is open. What it keeps is kept until this one is committed.
+    def piece(self, number: int, borders: Sequence[int]) -> ResultSink:
+        """The sink of a piece, once this one is open. It is pickled, and used on a worker.
+
+        It keeps results and the last checkpoint when it is committed, and nothing before. Opened again after that, it
+        is complete, and gives that checkpoint. What it keeps is kept until this sink is committed.
 
         Args:
             number: Of the piece, from 0.
-            n_results: Length of the results of a piece that is not the last.
+            borders: Number of the first result of each piece, and of all results. All pieces but the last have the same
+                length.
         """
 
-    def join(self, n_pieces: int, about: Mapping[str, float]) -> None:
-        """Make the results of all pieces, in order, those of this sink, to be committed.
-
-        Args:
-            n_pieces: Number of pieces, all of which have been committed.
-            about: What is to be kept of how they were made, under the name ``pieces``.
-        """
+    def about_pieces(self, about: Mapping[str, object]) -> None:
+        """Keep how the pieces were made, under the name ``pieces``, once all of them are complete."""
 
 
 def describe_source(name: str, sources: Sequence[RecordingSource]) -> StreamInfo:

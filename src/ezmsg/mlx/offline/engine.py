@@ -1,4 +1,4 @@
-"""Run a chain over one recording in this process: read ahead, compute, write behind, and save states.
+"""Run a chain over one piece of a recording, or over all of it: read ahead, compute, write behind, and save states.
 
 Computing stays in the thread that calls, since MLX's streams belong to threads. What is written, and kept of a state,
 stays in order: a state that is kept never counts on results that are not written yet.
@@ -29,6 +29,7 @@ from ..stream.unit import Output, Stage, Stages, flush_steps, run_steps, steps_o
 from . import checkpoint
 from .checkpoint import pack, unpack
 from .contracts import RecordingSource, ResultSink
+from .pieces import Piece, PieceResults, begin_at, check_type, span, unspoken
 
 MOST_AHEAD = 2
 """Chunks of a recording that are read ahead."""
@@ -179,6 +180,16 @@ class _Behind:
             del action
 
 
+class TakesResults(typing.Protocol):
+    """What of a :class:`~.contracts.ResultSink` is used while a piece is computed."""
+
+    def append(self, message: AxisArray) -> None:
+        """Take the next results."""
+
+    def checkpoint(self, state: bytes) -> None:
+        """Keep a state together with all results so far."""
+
+
 class WriteBehind(_Behind):
     """Has a sink take results and states in another thread, in order.
 
@@ -187,7 +198,7 @@ class WriteBehind(_Behind):
         most: Bytes of results that wait.
     """
 
-    def __init__(self, sink: ResultSink, most: int = MOST_BEHIND) -> None:
+    def __init__(self, sink: TakesResults, most: int = MOST_BEHIND) -> None:
         # One item may be larger than what is allowed.
         super().__init__("writing", lambda n, n_bytes: not n or n_bytes < most)
         self._sink = sink
@@ -262,7 +273,7 @@ class _ResumableStep:
     def __init__(self, step: Stage, giver: str) -> None:
         self.step = step
         self.giver = giver
-        self._made = checkpoint.as_made(step)
+        self.made = checkpoint.as_made(step)
         self.saved: bytes | None = None
         """State to go on from, until the first message with samples has come."""
 
@@ -285,7 +296,7 @@ class _ResumableStep:
         return flush
 
     def save(self) -> bytes | None:
-        return self.saved or checkpoint.save(self.step, self._made)
+        return self.saved or checkpoint.save(self.step, self.made)
 
 
 class ResumableChain:
@@ -301,6 +312,7 @@ class ResumableChain:
         self.steps = [_ResumableStep(step, giver) for step, giver in zip(steps, givers, strict=False)]
         self._run = self.steps[:-1] if leaves_last else self.steps
         self._last_giver = givers[len(self._run)]
+        self._made = [each for step in unspoken(steps) for each in checkpoint.as_made(step)]
 
     def process(self, message: AxisArray) -> Iterator[AxisArray]:
         """The results of the next message."""
@@ -314,6 +326,13 @@ class ResumableChain:
         for result in results:
             check_type(result, self._last_giver)
             yield result
+
+    def check_forgets(self) -> None:
+        """ValueError for a step that does not say how long it remembers, and keeps something outside of its state."""
+        try:
+            checkpoint.check_keeps_nothing(self._made)
+        except checkpoint.CannotSave as error:
+            raise ValueError(f"{error}; a method settling_time says how long it remembers.") from error
 
     def save(self, done: int) -> bytes:
         """The state after *done* samples.
@@ -342,79 +361,96 @@ class ResumableChain:
         return done
 
 
-def check_type(message: object, giver: str) -> None:
-    """TypeError unless *message*, which *giver* gave, is one."""
-    if not isinstance(message, AxisArray):
-        raise TypeError(f"Messages are of type AxisArray, but {giver} gave a {type(message).__name__}.")
+class PieceDone(typing.NamedTuple):
+    """What has become of a piece."""
+
+    n_there: int
+    """Samples of it whose results were there already."""
+
+    checkpoint: bytes | None
+    """What was kept with the results of a part of a recording: packed :class:`~.pieces.Seams`."""
 
 
 @dataclass(frozen=True)
-class ProcessedRecording:
-    """What :func:`process_recording` did."""
+class PieceTask:
+    """One piece of a recording: what there is to do, and where its results go. It may be pickled."""
 
-    n_samples: int
-    """Length of the recording in samples."""
+    source: RecordingSource
+    chain_factory: Callable[[], Stages]
+    rechunk: RechunkSettings | None
+    sink: ResultSink
+    piece: Piece
+    checkpoint_seconds: float
+    """Seconds of the recording between checkpoints of the whole of it. A part of it has none."""
 
-    first_sample: int
-    """The sample that this run began at: 0, or the place of a checkpoint; ``n_samples`` if there was nothing to do.
-    With several workers, how many samples were there already."""
+    @property
+    def n_samples(self) -> int:
+        """Length of the piece."""
+        return self.piece.end - self.piece.begin
 
-    n_pieces: int = 1
-    """Into how many pieces the recording was cut."""
+    def steps(self) -> Generator[int, None, PieceDone]:
+        """Process it; after each chunk it yields the number of samples of the piece that are done.
 
-    largest_difference: float | None = None
-    """What the results of neighbouring pieces differ by in front of their seam, at most, as a share of the largest
-    result of the channel; None where there is no seam, or the results were there."""
+        Raises:
+            ValueError: The source gives other samples than it announced; a step gives another number of results than it
+                says, or keeps something outside of its state.
+        """
+        piece, source = self.piece, self.source
+        steps = chain_of(self.chain_factory, self.rechunk)
+        recipe = recipe_of(source, steps)
+        conversion = _left_conversion(steps)
+        chain = ResumableChain(steps, leaves_last=conversion is steps[-1])
+        try:
+            opened = self.sink.open(recipe, f"{recipe}\n{checkpoint.environment()}")
+            if opened.is_complete:
+                ez.logger.info(f"Results are there already: {source.identity}")
+                return PieceDone(self.n_samples, opened.checkpoint)
+            if piece.is_whole:
+                first, results = _resumed(chain, self.sink, opened.checkpoint, source.identity), None
+            else:
+                piece = piece.settled_after_gaps(source, steps)
+                begin_at(steps, 1.0 / source.sampling_rate, piece.first_result)
+                first, results = piece.start, PieceResults(self.sink, piece)
+            yield from self._run(chain, results or self.sink, conversion, first)
+            if results is not None:
+                chain.check_forgets()
+                results.finish(source.identity)
+            self.sink.commit()
+            return PieceDone(first if results is None else 0, None if results is None else results.seams)
+        finally:
+            self.sink.close()
 
-
-def process_in_order(
-    source: RecordingSource,
-    chain_factory: Callable[[], Stages],
-    sink: ResultSink,
-    rechunk: RechunkSettings | None,
-    checkpoint_seconds: float,
-) -> Generator[int, None, ProcessedRecording]:
-    """See :func:`ezmsg.mlx.process_recording`; after each chunk it yields the number of samples that are done."""
-    every = float(checkpoint_seconds) * float(source.sampling_rate)
-    steps = chain_of(chain_factory, rechunk)
-    recipe = recipe_of(source, steps)
-    conversion = _left_conversion(steps)
-    chain = ResumableChain(steps, leaves_last=conversion is steps[-1])
-    try:
-        opened = sink.open(recipe, f"{recipe}\n{checkpoint.environment()}")
-        if opened.is_complete:
-            ez.logger.info(f"Results are there already: {source.identity}")
-            return ProcessedRecording(source.n_samples, source.n_samples)
-        first = done = saved_at = _resumed(chain, sink, opened.checkpoint, source.identity)
+    def _run(
+        self,
+        chain: ResumableChain,
+        sink: TakesResults,
+        conversion: AsArrayTransformer | None,
+        first: int,
+    ) -> Generator[int, None, None]:
+        """Read ahead, compute, write behind, and keep states, from sample *first* on."""
+        piece, source = self.piece, self.source
+        every = self.checkpoint_seconds * float(source.sampling_rate) if piece.is_whole else math.inf
+        done = saved_at = first
         with contextlib.ExitStack() as stack:
             behind: WriteBehind | ReadBehind
             behind = writing = stack.enter_context(WriteBehind(sink))
             if conversion is not None:
                 behind = stack.enter_context(ReadBehind(writing, conversion))
-            messages = stack.enter_context(read_ahead(source.read(first)))
-            for message in messages:
+            for message in stack.enter_context(read_ahead(span(source, first, piece.end))):
                 for result in chain.process(message):
                     behind.append(result)
                 done += message.data.shape[message.get_axis_idx(resolve_stream_dim(message))]
-                yield done
-                if done - saved_at >= every and done < source.n_samples:
+                yield max(done - piece.begin, 0)
+                if done - saved_at >= every and done < piece.end:
                     saved_at = done
                     try:
-                        state = chain.save(done)
+                        behind.checkpoint(chain.save(done))
                     except checkpoint.CannotSave as error:
                         reason = f"{error} ({source.identity})"
                         ez.logger.info(f"No checkpoints, an interrupted run will start over: {reason}.")
                         every = math.inf
-                    else:
-                        behind.checkpoint(state)
-            if done != source.n_samples:
-                raise ValueError(f"{source.identity} has {source.n_samples} samples, but {done} were read.")
             for result in chain.flush():
                 behind.append(result)
-        sink.commit()
-        return ProcessedRecording(source.n_samples, first)
-    finally:
-        sink.close()
 
 
 def _left_conversion(steps: list[Stage]) -> AsArrayTransformer | None:

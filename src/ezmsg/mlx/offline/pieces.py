@@ -1,4 +1,4 @@
-"""A recording in pieces of time: where it is cut, what a worker does with a piece, whether neighbours fit together.
+"""A recording in pieces of time: where it is cut, and whether neighbours fit together.
 
 A piece begins a margin earlier than the results that it keeps. The last results of that margin, right in front of the
 seam, are also the last ones of the piece before, which has been running for much longer. What they differ by is what
@@ -7,28 +7,25 @@ the chain has not forgotten yet, and it becomes less behind the seam. To compare
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 import typing
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 from ezmsg.baseproc import BaseProcessor, CompositeProcessor, resolve_stream_dim
 from ezmsg.baseproc.stateful import Stateful
 from ezmsg.util.messages.axisarray import AxisArray
-from ezmsg.util.messages.util import replace
 
-from ..rechunk import RechunkSettings
-from ..stream.convert import is_mlx_array, mlx_to_numpy
 from ..stream.fusible import ResultGrid, result_grid, says_settling, settling_time
 from ..stream.segments import Layout, Segment, cut
-from ..stream.unit import Output, Stage, Stages, flush_steps, run_steps
+from ..stream.unit import Stage
 from . import checkpoint
 from .checkpoint import pack, unpack
-from .contracts import PieceSink, RecordingSource, ResultSink
-from .engine import ProcessedRecording, chain_of, check_type, process_in_order
+from .contracts import RecordingSource, ResultSink
 
 LEAST_MARGINS = 4
 """Length of a piece in margins, at least: what is computed twice is a quarter of the whole or less."""
@@ -43,14 +40,18 @@ MARGINS_LONG_ENOUGH = 16
 """Length of a piece in margins for which the margin costs little."""
 
 
+SHARE_OF_MARGIN = 64
+"""A piece begins so much of a margin earlier than it has to, for settled results to compare."""
+
+STEPS_OF_LENGTH = 8
+"""A piece has a multiple of a power of two of results, at least so many: a chunk of any length then divides it."""
+
+
 @dataclass(frozen=True)
 class Piece:
     """A piece of a recording, and of its results."""
 
     number: int
-
-    start: int
-    """The sample at which reading begins, a margin earlier than the piece; 0 is the start of the recording."""
 
     begin: int
     """First sample of the piece."""
@@ -58,14 +59,69 @@ class Piece:
     end: int
     """The sample behind its last."""
 
-    first_result: int
-    """Number of the result that a chain gives first which begins at *start*."""
+    margin: int = 0
+    """How many samples earlier reading begins for results to have settled at :attr:`begin`."""
 
-    results_begin: int
+    start: int = 0
+    """The sample at which reading begins; 0 is the start of the recording."""
+
+    first_result: int = 0
+    """Number of the result that a chain gives first which begins at :attr:`start`."""
+
+    first_settled: int = 0
+    """Number of the first result that has settled."""
+
+    results_begin: int = 0
     """Number of the first result of the piece, counted from the start of the recording."""
 
-    results_end: int
-    """Number of the result behind its last."""
+    results_end: int | None = None
+    """Number of the result behind its last; None for a whole recording, whose steps need not say it."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this is the whole recording."""
+        return self.results_end is None
+
+    def begun_at(self, sample: int, grids: Sequence[ResultGrid]) -> Piece:
+        """The same piece, read from *sample* on, or from a little earlier."""
+        start, first_result = _start_of(grids, sample)
+        # At the start of the recording it is as settled as one run is.
+        settled = results_after(grids, self.begin - self.margin // SHARE_OF_MARGIN - 1) if start else 0
+        return replace(self, start=start, first_result=first_result, first_settled=max(settled, first_result))
+
+    def settled_after_gaps(self, source: RecordingSource, steps: Sequence[Stage]) -> Piece:
+        """The same piece, begun so early that each channel settles, although averages and filters leave samples out.
+
+        Those are samples that are not finite or too large. A channel needs as many others as the margin is long.
+        """
+        piece, gain = self, 1.0 / source.sampling_rate
+        grids: list[ResultGrid] = []
+        while piece.start > 0 and (n_lacking := _n_lacking(source, piece)):
+            grids = grids or list(grids_of(steps, gain))
+            piece = self.begun_at(piece.start - max(n_lacking, piece.begin - piece.start), grids)
+        return piece
+
+
+def _n_lacking(source: RecordingSource, piece: Piece) -> int:
+    """How many samples the channels lack that begin to settle in front of *piece*, at most.
+
+    A channel that has no sample in the piece itself needs none.
+    """
+    from ..kernels.layout import LARGEST_SAMPLE
+
+    n_left_out = np.zeros((), int)
+    for message in span(source, piece.start, piece.begin):
+        rows = _rows(message)
+        if rows.dtype.kind != "f":
+            return 0
+        n_left_out = n_left_out + np.sum(~(np.abs(rows) <= LARGEST_SAMPLE), axis=0)
+    room = piece.begin - piece.start - piece.margin - piece.margin // SHARE_OF_MARGIN
+    if not (n_left_out > room).any():
+        return 0
+    has_none = np.ones(n_left_out.shape, bool)
+    for message in span(source, piece.begin, piece.end):
+        has_none &= ~(np.abs(_rows(message)) <= LARGEST_SAMPLE).any(axis=0)
+    return int(np.where(has_none, 0, n_left_out - room).max(initial=0))
 
 
 @dataclass(frozen=True)
@@ -75,13 +131,20 @@ class Plan:
     margin: float
     """Seconds that a piece begins earlier, at least."""
 
-    n_samples: int
-    """Length of a piece; the last is shorter."""
-
     pieces: tuple[Piece, ...]
 
+    @property
+    def borders(self) -> tuple[int, ...]:
+        """Number of the first result of each piece, and of all results."""
+        ends = [typing.cast(int, piece.results_end) for piece in self.pieces]
+        return (self.pieces[0].results_begin, *ends)
+
     def __str__(self) -> str:
-        return f"{len(self.pieces)} pieces of {self.n_samples} samples, begun {self.margin:g} s earlier"
+        first = self.pieces[0]
+        return (
+            f"{len(self.pieces)} pieces of {first.results_end} results, {first.end} samples, "
+            f"begun {self.margin:g} s earlier"
+        )
 
 
 def plan_pieces(
@@ -92,9 +155,8 @@ def plan_pieces(
     seconds: float,
     margin: float | None,
     tolerance: float,
-    multiple: int = 1,
 ) -> Plan:
-    """Cut a recording for a chain.
+    """Cut a recording for a chain, after equal numbers of results.
 
     Args:
         n_samples: Length of the recording.
@@ -104,7 +166,6 @@ def plan_pieces(
             ones, so that there are :data:`PIECES`. With infinity there is one piece.
         margin: In seconds; None: as long as the steps say.
         tolerance: For what they say.
-        multiple: Pieces begin at multiples of so many samples.
 
     Raises:
         ValueError: A step does not say how long it remembers, or does not forget at all.
@@ -113,19 +174,31 @@ def plan_pieces(
     gain = 1.0 / sampling_rate
     if margin is None:
         margin = chain_settling_time(steps, tolerance, gain)
-    least = max(math.ceil(margin / gain) * LEAST_MARGINS, 1)
-    wanted = (
-        n_samples if math.isinf(seconds) else max(round(_piece_length(n_samples * gain, margin, seconds) / gain), least)
-    )
-    length = min(-(-wanted // multiple) * multiple, -(-n_samples // multiple) * multiple)
+    n_margin = math.ceil(margin / gain)
     grids = list(grids_of(steps, gain))
+    n_results = results_after(grids, n_samples)
+    if math.isinf(seconds):
+        length = max(n_results, 1)
+    else:
+        wanted = round(_piece_length(n_samples * gain, margin, seconds) / gain)
+        length = _results_of_piece(results_after(grids, max(wanted, LEAST_MARGINS * n_margin)))
+    borders = [(0, 0)]
+    for number in range(length, n_results, length):
+        sample = bisect.bisect_left(range(n_samples), number, key=lambda n: results_after(grids, n))
+        # A step that gives several results at once may have none that ends there.
+        if results_after(grids, sample) == number:
+            borders.append((sample, number))
     pieces = []
-    for number, begin in enumerate(range(0, n_samples, length)):
-        start, first_result = _start_of(grids, begin - math.ceil(margin / gain))
-        end = min(begin + length, n_samples)
-        results = [results_after(grids, sample) for sample in (begin, end)]
-        pieces.append(Piece(number, start, begin, end, first_result, *results))
-    return Plan(margin, length, tuple(pieces))
+    for number, ((begin, first), (end, last)) in enumerate(itertools.pairwise([*borders, (n_samples, n_results)])):
+        piece = Piece(number, begin, end, n_margin, results_begin=first, results_end=last)
+        pieces.append(piece.begun_at(begin - n_margin - n_margin // SHARE_OF_MARGIN, grids))
+    return Plan(margin, tuple(pieces))
+
+
+def _results_of_piece(n: int) -> int:
+    """A length near *n* that chunks of many lengths divide."""
+    step = 1 << max(n // STEPS_OF_LENGTH, 1).bit_length() - 1
+    return -(-max(n, 1) // step) * step
 
 
 def _piece_length(recording: float, margin: float, most: float) -> float:
@@ -220,15 +293,16 @@ def begin_at(steps: Sequence[Stage], gain: float, number: int) -> None:
 MOST_ROWS = 256
 """Results in front of a seam that are compared, at most."""
 
-SHARE_OF_MARGIN = 64
-"""Of how many results of a margin one is compared: those at its end, where the chain has settled."""
+LEAST_SCALE = 1e-4
+"""On how much of the largest result of all channels a channel is measured, at least: one that holds a constant leaves a
+band-pass as the noise of rounding, about 1e-12 of the others, which is never the same twice."""
 
 
 class Seams(typing.NamedTuple):
     """What is kept of a piece to compare it with its neighbours."""
 
     before: npt.NDArray
-    """Results in front of the piece, of shape (row, ...): computed, but not part of it."""
+    """Results in front of the piece that have settled, of shape (row, ...): computed, but not part of it."""
 
     last: npt.NDArray
     """The last results of the piece, as many as the next one needs at most."""
@@ -247,19 +321,16 @@ class Seams(typing.NamedTuple):
         return cls(*typing.cast("tuple[npt.NDArray, npt.NDArray, npt.NDArray]", unpack(packed, ())))
 
 
-def n_compared(n_margin: int) -> int:
-    """How many of the results of a margin are compared."""
-    return min(max(n_margin // SHARE_OF_MARGIN, 1), MOST_ROWS, n_margin)
-
-
 def differences(pieces: Sequence[Seams]) -> list[float]:
     """The largest difference at each seam, as a share of the largest result of the channel; in order.
 
-    Results that are alike count as 0, also where they are not finite. A difference of channels whose results are all 0,
-    or of results of which only one is not finite, is infinite.
+    A channel counts as having results of :data:`LEAST_SCALE` of the largest of all channels, at least. Integers, which
+    were rounded, may differ by one. Results that are alike count as 0, also where they are not finite. A difference of
+    channels whose results are all 0, or of results of which only one is not finite, is infinite.
     """
     largest = [piece.largest for piece in pieces if piece.largest.size]
     peak = np.max(largest, axis=0) if largest else np.zeros(())
+    peak = np.maximum(peak, LEAST_SCALE * peak.max(initial=0.0))
     found = []
     for piece, following in itertools.pairwise(pieces):
         n = min(len(piece.last), len(following.before))
@@ -271,160 +342,99 @@ def differences(pieces: Sequence[Seams]) -> list[float]:
 def _difference(one: npt.NDArray, other: npt.NDArray, peak: npt.NDArray) -> float:
     if not one.size:
         return 0.0
-    one, other = (_as_inexact(each) for each in (one, other))
-    same = (one == other) | (np.isnan(one) & np.isnan(other))
+    room = 1.0 if one.dtype.kind in "iu" else 0.0
+    one, other = (rows.astype(np.complex128 if rows.dtype.kind == "c" else np.float64) for rows in (one, other))
     with np.errstate(invalid="ignore", divide="ignore"):
-        shares = np.where(same, 0.0, np.abs(one - other) / peak)
+        off = np.abs(one - other)
+        same = (one == other) | (np.isnan(one) & np.isnan(other)) | (off <= room)
+        shares = np.where(same, 0.0, off / peak)
     return float(np.nan_to_num(shares, nan=np.inf, posinf=np.inf).max())
 
 
-def _as_inexact(values: npt.NDArray) -> npt.NDArray:
-    return values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)
-
-
-class SeamKeeper:
-    """Collects the :class:`Seams` of a piece while its results pass by.
+class PieceResults:
+    """Hands on the results of a piece but for those in front of it, and collects what its seams need.
 
     Args:
-        n_last: Results to keep of its end.
+        sink: Of the piece.
+        piece: It is not a whole recording.
     """
 
-    def __init__(self, n_last: int) -> None:
-        self._n_last = n_last
+    def __init__(self, sink: ResultSink, piece: Piece) -> None:
+        self._sink = sink
+        self._piece = piece
+        self._next = piece.first_result
+        """Number of the next result."""
         self._before: list[npt.NDArray] = []
         self._last: list[npt.NDArray] = []
         self._largest: npt.NDArray | None = None
 
-    def take_before(self, rows: npt.NDArray) -> None:
-        """Results of the margin, of shape (row, ...)."""
-        self._before.append(np.array(rows))
+    def append(self, message: AxisArray) -> None:
+        """Take the next results, in memory of NumPy."""
+        n, n_before = length(message), self._piece.results_begin - self._next
+        if n_before > 0:
+            before, *rest = _split(message, n_before) if n_before < n else (message,)
+            rows = _rows(before)
+            n_unsettled = max(self._piece.first_settled, self._piece.results_begin - MOST_ROWS) - self._next
+            self._before.append(np.array(rows[max(n_unsettled, 0) :]))
+            self._next += len(rows)
+            if not rest:
+                return
+            (message,) = rest
+        self._next += length(message)
+        self._take(_rows(message))
+        self._sink.append(message)
 
-    def take(self, rows: npt.NDArray) -> None:
-        """Results of the piece, of shape (row, ...)."""
+    def checkpoint(self, state: bytes) -> None:
+        """A part of a recording has no checkpoints."""
+        raise NotImplementedError
+
+    def _take(self, rows: npt.NDArray) -> None:
         if not len(rows):
             return
-        if self._n_last:
-            self._last.append(np.array(rows[-self._n_last :]))
-            while sum(map(len, self._last[1:])) >= self._n_last:
-                del self._last[0]
-        largest = self._largest_of(rows)
+        self._last.append(np.array(rows[-MOST_ROWS:]))
+        while sum(map(len, self._last[1:])) >= MOST_ROWS:
+            del self._last[0]
+        largest = _largest_of(rows)
         self._largest = largest if self._largest is None else np.maximum(self._largest, largest)
 
-    def _largest_of(self, rows: npt.NDArray) -> npt.NDArray:
-        if rows.dtype.kind not in "fiu":
-            return np.abs(np.nan_to_num(rows)).max(axis=0).astype(np.float64)
-        # Two reductions, which copy nothing, since this is done for all results.
-        ends = np.array([np.fmin.reduce(rows, axis=0), np.fmax.reduce(rows, axis=0)], np.float64)
-        if not np.isfinite(ends).all():
-            rows = np.where(np.isfinite(rows), rows, 0)
-            ends = np.array([rows.min(axis=0), rows.max(axis=0)], np.float64)
-        return np.abs(ends).max(axis=0)
-
-    def seams(self) -> Seams:
-        """What has come by so far."""
-        last = np.concatenate(self._last)[-self._n_last :] if self._last else np.zeros((0,))
+    @property
+    def seams(self) -> bytes:
+        """Packed :class:`Seams` of what has come so far."""
+        last = np.concatenate(self._last)[-MOST_ROWS:] if self._last else np.zeros((0,))
         before = np.concatenate(self._before) if self._before else np.zeros((0,))
-        largest = np.zeros((0,)) if self._largest is None else self._largest
-        return Seams(before, last, largest)
+        return Seams(before, last, np.zeros((0,)) if self._largest is None else self._largest).packed()
 
-
-@dataclass(frozen=True)
-class WholeTask:
-    """A recording that is not cut."""
-
-    source: RecordingSource
-    chain_factory: Callable[[], Stages]
-    sink: ResultSink
-    rechunk: RechunkSettings | None
-    checkpoint_seconds: float
-
-    @property
-    def n_samples(self) -> int:
-        """Length of the recording."""
-        return self.source.n_samples
-
-    def steps(self) -> Generator[int, None, ProcessedRecording]:
-        """Process it; yields the samples that are done."""
-        return process_in_order(self.source, self.chain_factory, self.sink, self.rechunk, self.checkpoint_seconds)
-
-
-class PieceDone(typing.NamedTuple):
-    """What has become of a piece."""
-
-    was_there: bool
-    """It had been done already."""
-
-    seams: bytes
-    """Packed :class:`~.seams.Seams`."""
-
-
-@dataclass(frozen=True)
-class PieceTask:
-    """One piece of a recording."""
-
-    source: RecordingSource
-    chain_factory: Callable[[], Stages]
-    sink: PieceSink
-    rechunk: RechunkSettings | None
-    piece: Piece
-
-    @property
-    def n_samples(self) -> int:
-        """Length of the piece."""
-        return self.piece.end - self.piece.begin
-
-    def steps(self) -> Generator[int, None, PieceDone]:
-        """Process it; yields the samples of the piece that are done.
+    def finish(self, recording: str) -> None:
+        """Have the sink keep the seams with the results.
 
         Raises:
-            ValueError: The source gives other samples than it announced; a step gives another number of results than it
-                says, or keeps something outside of its state; a sample of the margin is not finite.
+            ValueError: There were more or fewer results than the steps say.
         """
-        try:
-            seams = self.sink.open()
-            if seams is not None:
-                return PieceDone(True, seams)
-            seams = yield from self._process()
-            self.sink.commit(seams)
-            return PieceDone(False, seams)
-        finally:
-            self.sink.close()
-
-    def _process(self) -> Generator[int, None, bytes]:
-        piece = self.piece
-        steps = chain_of(self.chain_factory, self.rechunk)
-        made = [each for step in unspoken(steps) for each in checkpoint.as_made(step)]
-        begin_at(steps, 1.0 / self.source.sampling_rate, piece.first_result)
-        checked = _checked_steps(steps)
-        n_margin = piece.results_begin - piece.first_result
-        keeper = _Keeper(self.sink, n_margin)
-        done = piece.start
-        for message in span(self.source, piece.start, piece.end):
-            if done < piece.begin:
-                _check_finite(message, self.source.identity)
-            for result in run_steps(checked, message):
-                keeper.take(result)
-                # Here, too, so that other workers do not wait for all of a long message.
-                yield max(done - piece.begin, 0)
-            done += _length(message)
-            yield max(done - piece.begin, 0)
-        for result in flush_steps(checked):
-            keeper.take(result)
-        try:
-            checkpoint.check_keeps_nothing(made)
-        except checkpoint.CannotSave as error:
-            raise ValueError(f"{error}; a method settling_time says how long it remembers.") from error
-        if keeper.n_taken != piece.results_end - piece.first_result:
+        piece = self._piece
+        if self._next != piece.results_end:
             raise ValueError(
-                f"The chain gave {keeper.n_taken} results of samples {piece.start} to {piece.end} of "
-                f"{self.source.identity}, but its steps say {piece.results_end - piece.first_result}: one that gives "
-                "another number of results than samples has to say so (see ezmsg.mlx.stream.fusible); "
-                "or use margin='exact'."
+                f"The chain gave {self._next - piece.first_result} results of samples {piece.start} to {piece.end} of "
+                f"{recording}, but its steps say {typing.cast(int, piece.results_end) - piece.first_result}: one that "
+                "gives another number of results than samples has to say so (see ezmsg.mlx.stream.fusible); or use "
+                "margin='exact'."
             )
-        return keeper.seams.seams().packed()
+        self._sink.checkpoint(self.seams)
 
 
-def _length(message: AxisArray) -> int:
+def _largest_of(rows: npt.NDArray) -> npt.NDArray:
+    """The largest absolute value of each channel."""
+    if rows.dtype.kind not in "fiu":
+        return np.abs(np.nan_to_num(rows)).max(axis=0).astype(np.float64)
+    # Two reductions, which copy nothing, since this is done for all results.
+    ends = np.array([np.fmin.reduce(rows, axis=0), np.fmax.reduce(rows, axis=0)], np.float64)
+    if not np.isfinite(ends).all():
+        rows = np.where(np.isfinite(rows), rows, 0)
+        ends = np.array([rows.min(axis=0), rows.max(axis=0)], np.float64)
+    return np.abs(ends).max(axis=0)
+
+
+def length(message: AxisArray) -> int:
+    """Samples of a message."""
     return message.data.shape[message.get_axis_idx(resolve_stream_dim(message))]
 
 
@@ -432,91 +442,32 @@ def span(source: RecordingSource, start: int, end: int) -> Iterator[AxisArray]:
     """The samples from number *start* on, up to *end*.
 
     Raises:
-        ValueError: The source gives fewer.
+        ValueError: The source gives fewer, or goes on behind its end.
     """
     done = start
-    for message in source.read(start):
-        n = _length(message)
-        if done + n > end:
+    for message in source.read(start) if start < end else ():
+        if isinstance(message, AxisArray) and done + length(message) > end and end < source.n_samples:
             message, _ = _split(message, end - done)
-            n = end - done
-        done += n
         yield message
-        if done == end:
+        done += length(message)
+        if done == end < source.n_samples:
             return
-    raise ValueError(f"{source.identity} has {source.n_samples} samples, but {done - start} were read from {start} on.")
+    if done != end:
+        raise ValueError(f"{source.identity} has {source.n_samples} samples, but {done} were read.")
 
 
 def _split(message: AxisArray, n: int) -> tuple[AxisArray, AxisArray]:
     """The first *n* samples of a message, and the others; each has some."""
-    (first, rest), _ = cut((Segment(message),), [n, _length(message) - n], Layout.of(message))
+    (first, rest), _ = cut((Segment(message),), [n, length(message) - n], Layout.of(message))
     return first, rest
-
-
-def _check_finite(message: AxisArray, recording: str) -> None:
-    """ValueError for a sample in a margin that averages and filters leave out: they would settle later."""
-    from ..kernels.layout import LARGEST_SAMPLE
-
-    data = message.data
-    if data.dtype.kind == "f" and not (np.abs(data) <= LARGEST_SAMPLE).all():
-        raise ValueError(
-            f"{recording} has samples that are not finite where pieces begin, so that they do not settle within the "
-            "margin; use margin='exact'."
-        )
-
-
-def _checked_steps(steps: Sequence[Stage]) -> list[Stage]:
-    """The steps, which name whoever gives them something else than a message."""
-    givers = ["the source", *(checkpoint.description(step).partition("(")[0] for step in steps)]
-    return [_CheckedStep(step, giver) for step, giver in zip(steps, givers, strict=False)]
-
-
-class _CheckedStep:
-    def __init__(self, step: Stage, giver: str) -> None:
-        self._step, self._giver = step, giver
-        if callable(flush := getattr(step, "flush", None)):
-            self.flush = flush
-
-    def __call__(self, message: AxisArray) -> Output:
-        check_type(message, self._giver)
-        return self._step(message)
-
-
-class _Keeper:
-    """Hands on the results of a piece but for those of the margin, and collects what its seams need."""
-
-    def __init__(self, sink: PieceSink, n_margin: int) -> None:
-        self._sink = sink
-        self._n_margin = n_margin
-        self._n_compared = n_compared(n_margin)
-        self.seams = SeamKeeper(MOST_ROWS)
-        self.n_taken = 0
-        """Results so far, those of the margin included."""
-
-    def take(self, message: AxisArray) -> None:
-        """Take the next results."""
-        check_type(message, "the last step")
-        if is_mlx_array(message.data):
-            message = replace(message, data=mlx_to_numpy(message.data))
-        n, before = _length(message), self._n_margin - self.n_taken
-        self.n_taken += n
-        if before >= n:
-            self._compare(message, before)
-            return
-        if before > 0:
-            margin, message = _split(message, before)
-            self._compare(margin, before)
-        self.seams.take(_rows(message))
-        self._sink.append(message)
-
-    def _compare(self, message: AxisArray, n_left: int) -> None:
-        """Keep the last of the results in front of the piece; *n_left* are to come, with these."""
-        rows = _rows(message)
-        first = n_left - self._n_compared
-        if first < len(rows):
-            self.seams.take_before(rows[max(first, 0) :])
 
 
 def _rows(message: AxisArray) -> npt.NDArray:
     data = np.asarray(message.data)
     return np.moveaxis(data, message.get_axis_idx(resolve_stream_dim(message)), 0)
+
+
+def check_type(message: object, giver: str) -> None:
+    """TypeError unless *message*, which *giver* gave, is one."""
+    if not isinstance(message, AxisArray):
+        raise TypeError(f"Messages are of type AxisArray, but {giver} gave a {type(message).__name__}.")

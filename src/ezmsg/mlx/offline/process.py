@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
-import math
-import operator
 import sys
 import time
 import typing
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import ezmsg.core as ez
 
@@ -28,10 +25,10 @@ from ..rechunk import RechunkSettings
 from ..stream.unit import Stages, check_count, check_number
 from . import checkpoint
 from .contracts import PiecewiseSink, RecordingSource, ResultSink
-from .engine import ProcessedRecording, chain_of, process_in_order, recipe_of
-from .pieces import PieceDone, PieceTask, Plan, Seams, WholeTask, differences, plan_pieces
+from .engine import PieceDone, PieceTask, chain_of, recipe_of
+from .executors import Tasks, run_through
+from .pieces import Piece, Plan, Seams, differences, plan_pieces
 from .spikeinterfacesource import as_source
-from .workers import Crew, ExecutorCrew, ProcessCrew, Task, TaskEvent, run_through
 
 Report = Callable[[int, int], None]
 """Takes the number of samples done and that of all samples."""
@@ -93,114 +90,62 @@ class Options:
     tolerance: float
 
 
-@dataclass
-class _InWork:
-    """A recording of which some pieces are done."""
+@dataclass(frozen=True)
+class ProcessedRecording:
+    """What :func:`process_recording` did."""
 
-    source: RecordingSource
-    sink: PiecewiseSink
-    plan: Plan
-    tasks: list[PieceTask]
-    done: dict[int, PieceDone] = field(default_factory=dict)
-    so_far: dict[int, int] = field(default_factory=dict)
-    """Samples of each piece that are done."""
+    n_samples: int
+    """Length of the recording in samples."""
 
-    def join(self, options: Options) -> ProcessedRecording:
-        """Make one of the pieces.
+    first_sample: int
+    """The sample that this run began at: 0, or the place of a checkpoint; ``n_samples`` if there was nothing to do.
+    With several workers, how many samples were there already."""
 
-        Raises:
-            ValueError: The results differ at a seam by more than is allowed.
-        """
-        pieces = self.plan.pieces
-        seams = differences([Seams.unpacked(self.done[piece.number].seams) for piece in pieces])
-        largest = max(seams, default=None)
-        if largest is not None and not largest <= options.tolerance:
-            at = pieces[seams.index(largest) + 1].begin / self.source.sampling_rate
-            raise ValueError(
-                f"The results of neighbouring pieces differ at {at:.3f} s by {largest:.2g} of the largest, and "
-                f"tolerance is {options.tolerance:g}: {self.plan} ({self.source.identity}). Give a longer margin, a "
-                "larger tolerance, or margin='exact'."
-            )
-        about = {"count": len(pieces), "samples": self.plan.n_samples, "margin": self.plan.margin}
-        if largest is not None:
-            about["largest_difference"] = largest
-        self.sink.join(len(pieces), about)
-        self.sink.commit()
-        were_there = sum(piece.end - piece.begin for piece in pieces if self.done[piece.number].was_there)
-        return ProcessedRecording(self.source.n_samples, were_there, len(pieces), largest)
+    n_pieces: int = 1
+    """Into how many pieces the recording was cut."""
+
+    largest_difference: float | None = None
+    """What the results of neighbouring pieces differ by in front of their seam, at most, as a share of the largest
+    result of the channel; None where there is no seam, or the results were there."""
 
 
-def process_in_pieces(
-    recordings: Recordings, options: Options, crew: Crew, told: Told | None
-) -> Iterator[tuple[int, ProcessedRecording | Exception]]:
-    """Process recordings on the workers of *crew*, which is closed at the end."""
-    queue = _Queue(options, told)
-    numbers, rest, may_be_more = itertools.count(), iter(recordings), True
-    try:
-        while True:
-            while crew.has_room():
-                if queue.tasks:
-                    crew.submit(*queue.tasks.popleft())
-                    continue
-                if (pair := next(rest, None)) is None:
-                    may_be_more = False
-                    break
-                number = next(numbers)
-                outcome = queue.open(number, *pair)
-                if outcome is not None:
-                    yield number, outcome
-            if not queue.in_flight:
-                return
-            n_to_come = sum(task.n_samples for _, task in queue.tasks)
-            for event in crew.wait(n_to_come, may_be_more and operator.length_hint(rest, 1) > 0):
-                finished = queue.take(event)
-                if finished is not None:
-                    yield finished
-    finally:
-        crew.close()
-        queue.close()
+class _Recording:
+    """A recording as a list of pieces.
 
+    Args:
+        source: The recording.
+        sink: Where its results go.
+        options: How it is processed.
+        is_cut: Whether it is cut at all.
+    """
 
-class _Queue:
-    """The recordings that are open, and the tasks that they consist of."""
-
-    def __init__(self, options: Options, told: Told | None) -> None:
-        self._options = options
-        self._told = told
-        self._numbers = itertools.count()
-        self._open: dict[int, _InWork] = {}
-        self._of_task: dict[int, tuple[int, Task]] = {}
-        self.tasks: deque[tuple[int, Task]] = deque()
-        """What is to be done, in order."""
-
-    @property
-    def in_flight(self) -> bool:
-        """Whether a task is not finished."""
-        return bool(self._of_task)
-
-    def open(self, number: int, source: RecordingSource, sink: ResultSink) -> ProcessedRecording | Exception | None:
-        """Add the tasks of a recording; what has become of it if there are none."""
-        options = self._options
-        try:
-            if options.margin == "exact":
-                whole = WholeTask(source, options.chain_factory, sink, options.rechunk, options.checkpoint_seconds)
-                self._add(number, whole)
-                return None
-            return self._open_pieces(number, source, sink)
-        except Exception as error:
-            sink.close()
-            return error
-
-    def _open_pieces(self, number: int, source: RecordingSource, sink: ResultSink) -> ProcessedRecording | None:
-        if not all(callable(getattr(sink, name, None)) for name in ("piece", "join")):
-            raise TypeError(
-                f"sink is {sink!r}; allowed with workers is one for pieces, for example a ZarrSink; or use "
-                "margin='exact'."
-            )
-        sink = typing.cast(PiecewiseSink, sink)
-        options = self._options
+    def __init__(self, source: RecordingSource, sink: ResultSink, options: Options, is_cut: bool) -> None:
         if source.n_samples < 1:
             raise ValueError(f"{source.identity} has no samples.")
+        self.source, self.sink = source, sink
+        self._options = options
+        self._plan: Plan | None = None
+        self.tasks: list[PieceTask] = []
+        """One for each piece; none if the results are there."""
+        self.done: dict[int, PieceDone] = {}
+        """What has become of the pieces, by their numbers."""
+        self.so_far: dict[int, int] = {}
+        """Samples of each piece that are done."""
+        if is_cut:
+            self._plan_pieces()
+        else:
+            self.tasks = [self._task(sink, Piece(0, 0, source.n_samples))]
+
+    def _task(self, sink: ResultSink, piece: Piece) -> PieceTask:
+        options = self._options
+        return PieceTask(self.source, options.chain_factory, options.rechunk, sink, piece, options.checkpoint_seconds)
+
+    def _plan_pieces(self) -> None:
+        source, sink, options = self.source, self.sink, self._options
+        if not all(callable(getattr(sink, name, None)) for name in ("piece", "about_pieces")):
+            raise TypeError(
+                f"'sink' must be one for pieces, for example a ZarrSink, got {sink!r}; or use margin='exact'"
+            )
         steps = chain_of(options.chain_factory, options.rechunk)
         plan = plan_pieces(
             source.n_samples,
@@ -209,83 +154,127 @@ class _Queue:
             seconds=options.checkpoint_seconds,
             margin=typing.cast("float | None", options.margin),
             tolerance=options.tolerance,
-            multiple=1 if options.rechunk is None else math.lcm(*options.rechunk.sizes),
         )
         recipe = recipe_of(source, steps)
         opened = sink.open(recipe, f"{recipe}\n{checkpoint.environment()}\n{plan}")
         if opened.is_complete:
-            sink.close()
             ez.logger.info(f"Results are there already: {source.identity}")
-            return ProcessedRecording(source.n_samples, source.n_samples)
+            return
         if opened.checkpoint is None:
             # From here on, what belongs to this plan stays, whatever happens.
             sink.checkpoint(str(plan).encode())
-        n_results = plan.pieces[0].results_end
-        in_work = _InWork(source, sink, plan, [])
-        self._open[number] = in_work
-        for piece in plan.pieces:
-            of_piece = sink.piece(piece.number, n_results)
-            task = PieceTask(source, options.chain_factory, of_piece, options.rechunk, piece)
-            in_work.tasks.append(task)
-            self._add(number, task)
-        return None
+        self._plan = plan
+        piece_of = typing.cast(PiecewiseSink, sink).piece
+        self.tasks = [self._task(piece_of(piece.number, plan.borders), piece) for piece in plan.pieces]
 
-    def _add(self, number: int, task: Task) -> None:
-        key = next(self._numbers)
-        self._of_task[key] = number, task
-        self.tasks.append((key, task))
+    @property
+    def n_done(self) -> int:
+        """Samples that are done."""
+        return sum(self.so_far.values())
 
-    def take(self, event: TaskEvent) -> tuple[int, ProcessedRecording | Exception] | None:
-        """What an event means: the number of a recording and what has become of it, if it is finished."""
-        if event.number not in self._of_task:
-            return None
-        number, task = self._of_task[event.number]
-        in_work = self._open.get(number)
-        if not event.is_finished:
-            self._tell(number, task, in_work, event.done)
-            return None
-        del self._of_task[event.number]
-        if isinstance(event.outcome, Exception):
-            self._give_up(number)
-            return number, event.outcome
-        if in_work is None:
-            outcome = typing.cast(ProcessedRecording, event.outcome)
-            self._tell(number, task, None, outcome.n_samples)
-            return number, outcome
-        piece = typing.cast(PieceTask, task).piece
-        in_work.done[piece.number] = typing.cast(PieceDone, event.outcome)
-        self._tell(number, task, in_work, piece.end - piece.begin)
-        if len(in_work.done) < len(in_work.tasks):
-            return None
-        try:
-            return number, in_work.join(self._options)
-        except Exception as error:
-            return number, error
-        finally:
-            in_work.sink.close()
-            del self._open[number]
+    def finish(self) -> ProcessedRecording:
+        """Have the results of all pieces shown under their final name, once all are done.
 
-    def _tell(self, number: int, task: Task, in_work: _InWork | None, done: int) -> None:
-        if self._told is None:
-            return
-        if in_work is None:
-            self._told(number, done, typing.cast(WholeTask, task).source.n_samples)
-            return
-        in_work.so_far[typing.cast(PieceTask, task).piece.number] = done
-        self._told(number, sum(in_work.so_far.values()), in_work.source.n_samples)
+        Raises:
+            ValueError: The results differ at a seam by more than is allowed.
+        """
+        n_samples, n_there = self.source.n_samples, sum(done.n_there for done in self.done.values())
+        if not self.tasks:
+            return ProcessedRecording(n_samples, n_samples)
+        if self._plan is None:
+            return ProcessedRecording(n_samples, n_there)
+        pieces = self._plan.pieces
+        packed = [typing.cast(bytes, self.done[piece.number].checkpoint) for piece in pieces]
+        seams = differences(list(map(Seams.unpacked, packed)))
+        largest = max(seams, default=None)
+        if largest is not None and not largest <= self._options.tolerance:
+            at = pieces[seams.index(largest) + 1].begin / self.source.sampling_rate
+            raise ValueError(
+                f"The results of neighbouring pieces differ at {at:.3f} s by {largest:.2g} of the largest, and "
+                f"tolerance is {self._options.tolerance:g}: {self._plan} ({self.source.identity}). Give a longer "
+                "margin, a larger tolerance, or margin='exact'."
+            )
+        about: dict[str, object] = {"count": len(pieces), "margin": self._plan.margin}
+        about["first_rows"] = list(self._plan.borders[:-1])
+        if largest is not None:
+            about["largest_difference"] = largest
+        typing.cast(PiecewiseSink, self.sink).about_pieces(about)
+        self.sink.commit()
+        return ProcessedRecording(n_samples, n_there, len(pieces), largest)
 
-    def _give_up(self, number: int) -> None:
-        """Forget what is left of a recording; pieces that are in work end, and are kept."""
-        self.tasks = deque(each for each in self.tasks if self._of_task[each[0]][0] != number)
-        if (in_work := self._open.pop(number, None)) is not None:
-            in_work.sink.close()
-        self._of_task = {key: each for key, each in self._of_task.items() if each[0] != number}
 
-    def close(self) -> None:
-        """Let go of all sinks that are open."""
-        for in_work in self._open.values():
-            in_work.sink.close()
-        self._open.clear()
+def _process_on(
+    workers: int | Executor, recordings: Recordings, options: Options, told: Told | None
+) -> Iterator[tuple[int, ProcessedRecording | Exception]]:
+    """Process recordings on workers; the pieces of all of them are one queue."""
+    tasks, rest = Tasks(workers), enumerate(recordings)
+    begun: dict[int, _Recording] = {}
+    waiting: deque[tuple[int, PieceTask]] = deque()
+    in_work: dict[int, tuple[int, PieceTask]] = {}
+    try:
+        while True:
+            while tasks.has_room():
+                if waiting:
+                    number, task = waiting.popleft()
+                    in_work[tasks.submit(task)] = number, task
+                elif (following := next(rest, None)) is not None:
+                    number, (source, sink) = following
+                    try:
+                        recording = _Recording(source, sink, options, options.margin != "exact")
+                    except Exception as error:
+                        sink.close()
+                        yield number, error
+                        continue
+                    begun[number] = recording
+                    waiting.extend((number, task) for task in recording.tasks)
+                    if not recording.tasks:
+                        yield number, _finished(begun.pop(number))
+                else:
+                    break
+            if not in_work:
+                return
+            event = tasks.wait()
+            if event.number not in in_work:
+                continue
+            number, task = in_work[event.number] if not event.is_finished else in_work.pop(event.number)
+            if (found := begun.get(number)) is None:
+                continue  # what is left of one that has failed
+            if isinstance(event.outcome, Exception):
+                waiting = deque(each for each in waiting if each[0] != number)
+                begun.pop(number).sink.close()
+                yield number, event.outcome
+                continue
+            found.so_far[task.piece.number] = task.n_samples if event.is_finished else event.done
+            if told is not None:
+                told(number, found.n_done, found.source.n_samples)
+            if event.is_finished:
+                found.done[task.piece.number] = typing.cast(PieceDone, event.outcome)
+                if len(found.done) == len(found.tasks):
+                    yield number, _finished(begun.pop(number))
+    finally:
+        tasks.close()
+        for recording in begun.values():
+            recording.sink.close()
+
+
+def _finished(recording: _Recording) -> ProcessedRecording | Exception:
+    try:
+        return recording.finish()
+    except Exception as error:
+        return error
+    finally:
+        recording.sink.close()
+
+
+def _process_here(
+    source: RecordingSource, sink: ResultSink, options: Options, report: Report | None
+) -> ProcessedRecording:
+    """Process a recording in this process, in one piece."""
+    recording = _Recording(source, sink, options, is_cut=False)
+    told = None if report is None else lambda done: report(done, source.n_samples)
+    for task in recording.tasks:
+        recording.done[task.piece.number] = run_through(task.steps(), told)
+    return recording.finish()
 
 
 DEFAULT_RECHUNK = RechunkSettings(sizes=(3000,))
@@ -354,14 +343,11 @@ def process_recording(
     if not (progress is None or progress is False or callable(progress)):
         raise TypeError(f"'progress' must be a callable, False or None, got {progress!r}")
     options = _options(chain_factory, rechunk, checkpoint_seconds, workers, margin, tolerance)
-    if source.n_samples < 1:
-        raise ValueError(f"{source.identity} has no samples.")
     with reporting(progress, source.identity, source.sampling_rate) as report:
         if workers is None:
-            steps = process_in_order(source, chain_factory, sink, rechunk, checkpoint_seconds)
-            return run_through(steps, None if report is None else lambda done: report(done, source.n_samples))
+            return _process_here(source, sink, options, report)
         told = None if report is None else lambda number, done, total: report(done, total)
-        ((_, outcome),) = process_in_pieces([(source, sink)], options, _crew_of(workers), told)
+        ((_, outcome),) = _process_on(workers, [(source, sink)], options, told)
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
@@ -412,30 +398,19 @@ def _with_source(pair: tuple[RecordingSource, ResultSink]) -> tuple[RecordingSou
 
 
 def _outcomes(
-    recordings: Recordings, options: Options, workers: int | Executor | None, progress: Told | None
+    recordings: Recordings, options: Options, workers: int | Executor | None, told: Told | None
 ) -> Iterator[tuple[int, ProcessedRecording | Exception]]:
     if workers is not None:
-        yield from process_in_pieces(recordings, options, _crew_of(workers), progress)
+        yield from _process_on(workers, recordings, options, told)
         return
     for number, (source, sink) in enumerate(recordings):
-        report = None if progress is None else functools.partial(progress, number)
         try:
-            done = process_recording(
-                source,
-                options.chain_factory,
-                sink,
-                rechunk=options.rechunk,
-                checkpoint_seconds=options.checkpoint_seconds,
-                progress=report or False,
+            yield (
+                number,
+                _process_here(source, sink, options, None if told is None else functools.partial(told, number)),
             )
         except Exception as error:
             yield number, error
-        else:
-            yield number, done
-
-
-def _crew_of(workers: int | Executor) -> Crew:
-    return ExecutorCrew(workers) if isinstance(workers, Executor) else ProcessCrew(workers)
 
 
 def _options(

@@ -1,22 +1,21 @@
 """Results in Zarr groups that appear under their final name when they are complete.
 
-Chunks that lie in the whole as they lie in a piece are not compressed anew: the same file gets a second name (a hard
-link). A piece has such chunks where the length of its results is a multiple of the length of a chunk, which is chosen
-for that. Until the whole is committed, no file of a piece that is complete is written to or removed.
+Pieces of a recording write rows of the same arrays. Their borders are borders of chunks, so that no two of them write
+to the same file, whichever process they run in.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import fcntl
 import itertools
 import os
 import shutil
 import time
 import typing
+import uuid
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import ezmsg.core as ez
@@ -27,13 +26,14 @@ from ezmsg.util.messages.axisarray import AxisArray, AxisBase
 
 from ..stream.unit import check_number, check_path
 from .checkpoint import differences, pack, unpack
-from .contracts import Opened, ResultSink
+from .contracts import Opened
 from .reading import import_extra
 from .zarrlayout import (
     DIMENSIONS,
-    ChunkFiles,
     ResultLayout,
     RowBuffer,
+    Rows,
+    RowWriter,
     add_array,
     add_labels,
     attributes_of_axis,
@@ -42,6 +42,7 @@ from .zarrlayout import (
     checksum,
     consolidate,
     labels_of,
+    name_of_array,
     new_group,
     times,
 )
@@ -151,209 +152,225 @@ def write_durably(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(new, path)
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 def sync_tree(folder: Path) -> None:
     """Wait until everything in *folder* is on the disk, so that a new name never stands for less than all of it."""
     for parent, _, names in os.walk(folder):
         for name in names:
-            with open(os.path.join(parent, name), "rb") as file:
-                os.fsync(file.fileno())
-        sync_folder(Path(parent))
+            sync(Path(parent, name))
+        sync(Path(parent))
 
 
-def sync_folder(folder: Path) -> None:
-    """Wait until the names in *folder* are on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-_SECONDS_TO_WAIT = 600.0
-"""For a worker that somebody has given up, while it was still alive."""
+class _Results:
+    """Rows on their way into a group: ``data``, their times, and the labels of the other axes.
 
+    Args:
+        folder: Of the group. It is made with the first results; several processes may do that at a time.
+        layout: How results are kept.
+        first: Number of the first row.
+        borders: Numbers of rows at which several processes begin to write, and of all rows; empty for one process.
+    """
 
-class JoinsPieces:
-    """What lets :class:`~.zarrsink.ZarrSink`, which is derived from it, be written in pieces."""
-
-    path: Path
-    partial: Path
-    _wait: float
-    _lock: FolderLock | None
-    _fingerprint: str
-    _group: zarr.Group | None
-    _arrays: dict[str, zarr.Array]
-    _times: str
-    _waiting: RowBuffer | None
-    _n_written: int
-
-    _n_rows: int | None = None
-    """Rows of a piece, of which a chunk is to be a divisor; None for results that are not a piece."""
-
-    def piece(self, number: int, n_results: int) -> ZarrPiece:
-        """See :obj:`ezmsg.mlx.PiecewiseSink`."""
-        inner = copy.copy(self)
-        inner.path = self._folder() / f"{number}.zarr"
-        inner.partial = inner.path.with_name(inner.path.name + ".partial")
-        inner._wait, inner._lock, inner._n_rows = _SECONDS_TO_WAIT, None, n_results
-        inner._forget()
-        return ZarrPiece(typing.cast(ResultSink, inner), inner.path)
-
-    def _folder(self) -> Path:
-        """Where the pieces are; those of other settings are elsewhere, whoever still writes them."""
-        return self.partial / f"pieces-{zlib.crc32(self._fingerprint.encode()):08x}"
-
-    def join(self, n_pieces: int, about: Mapping[str, float]) -> None:
-        """See :obj:`ezmsg.mlx.PiecewiseSink`.
-
-        Raises:
-            ValueError: Results of two pieces do not fit together.
-        """
-        open_group = import_extra("zarr").open_group
-        results = self.partial / "results"
-        shutil.rmtree(results, ignore_errors=True)
-        paths = [self._folder() / f"{number}.zarr" for number in range(n_pieces)]
-        with_rows = [path for path in paths if is_there(path / ".zgroup")]
-        if not with_rows:
-            return
-        streamed = _streamed(open_group(str(with_rows[0]), mode="r"))
-        _copy_without_rows(with_rows[0], results, streamed)
-        self._group = group = open_group(str(results), mode="r+")
-        self._times = streamed[1]
-        self._arrays = {name: typing.cast("zarr.Array", group[name]) for name in streamed}
-        self._n_written = 0
-        self._set_up()
-        for array in self._arrays.values():
-            array.resize((0, *array.shape[1:]))
-        # For pictures: where pieces meet.
-        first_rows = []
-        for path in with_rows:
-            first_rows.append(self._n_written + self._n_waiting)
-            piece = open_group(str(path), mode="r")
-            _check_alike(typing.cast("zarr.Array", piece["data"]), self._arrays["data"])
-            self._extend({name: typing.cast("zarr.Array", piece[name]) for name in streamed}, path)
-        group.attrs["pieces"] = {**about, "first_rows": first_rows}
-
-    def _extend(self, rows: dict[str, zarr.Array], path: Path) -> None:
-        """Add the rows of a piece, by links where its chunks lie as they are to lie."""
-        size, n = self._arrays["data"].chunks[0], rows["data"].shape[0]
-        linked = 0
-        if not self._n_waiting and all(array.chunks[0] == size for array in rows.values()):
-            while linked + size <= n and all(self._link(rows[name], path / name, linked // size) for name in rows):
-                linked += size
-                self._n_written += size
-            for array in self._arrays.values():
-                array.resize((self._n_written, *array.shape[1:]))
-        for begin in range(linked, n, size):
-            end = min(begin + size, n)
-            when, data = (np.asarray(rows[name][begin:end]) for name in (self._times, "data"))
-            self._take(when, data)
-
-    def _link(self, array: zarr.Array, folder: Path, chunk: int) -> bool:
-        """Give the chunks of a piece at one time, as files, their names in the whole as well; whether that was done."""
-        new = self._n_written // array.chunks[0]
-        grid = [range(-(-n // size)) for n, size in zip(array.shape[1:], array.chunks[1:], strict=True)]
-        linked: list[Path] = []
-        for rest in itertools.product(*grid):
-            name, new_name = (".".join(map(str, (number, *rest))) for number in (chunk, new))
-            target = self.partial / "results" / folder.name / new_name
-            try:
-                os.link(folder / name, target)
-            except OSError:  # a file system without links, or chunks that are not files of these names
-                for path in linked:
-                    path.unlink()
-                return False
-            linked.append(target)
-        return True
-
-    def _forget(self) -> None:
-        raise NotImplementedError
-
-    def _set_up(self) -> None:
-        raise NotImplementedError
-
-    def _take(self, when: npt.NDArray, rows: npt.NDArray) -> None:
-        raise NotImplementedError
+    def __init__(self, folder: Path, layout: ResultLayout, first: int = 0, borders: Sequence[int] = ()) -> None:
+        self.n_written = first
+        """Number of the row behind the last that was written."""
+        self.checksum = 0
+        """Of all rows and times that were written, chunk by chunk."""
+        self.times = "time"
+        """Name of the times of the rows."""
+        self.arrays: dict[str, zarr.Array] = {}
+        """``data`` and the times; a group opens an array anew whenever it is asked for it."""
+        self._folder, self._layout = folder, layout
+        self._borders = borders
+        self._axes: dict[str, AxisBase | None] = {}
+        """Of the first results, but for the stream axis."""
+        self._writers: dict[str, RowWriter] = {}
+        self._waiting = RowBuffer(0)
+        """Times and rows that fill no chunk yet."""
 
     @property
-    def _n_waiting(self) -> int:
-        return 0 if self._waiting is None else self._waiting.n
+    def rows_per_chunk(self) -> int:
+        """Length of a chunk."""
+        return self.arrays["data"].chunks[0]
+
+    @property
+    def rest(self) -> Rows:
+        """Times and rows that fill no chunk yet."""
+        return self._waiting.rest
+
+    def open(self, times: str) -> None:
+        """Go on with the group that is there, in which the times of the rows are called *times*."""
+        group = import_extra("zarr").open_group(str(self._folder), mode="r+")
+        self.times = times
+        self.arrays = {name: typing.cast("zarr.Array", group[name]) for name in ("data", times)}
+        self._writers = {name: RowWriter(array, self._folder) for name, array in self.arrays.items()}
+        self._waiting = RowBuffer(self.rows_per_chunk)
+
+    def append(self, message: AxisArray) -> None:
+        """Add the rows of a message, see :meth:`ZarrSink.append`."""
+        if not message.dims:
+            raise ValueError("Results have data of shape (), without a dimension; rows of them need one.")
+        dim = resolve_stream_dim(message)
+        data = self._layout.converted(message.data)
+        data = np.moveaxis(data, message.get_axis_idx(dim), 0)
+        dims = [dim, *(name for name in message.dims if name != dim)]
+        if not self.arrays:
+            self._begin(message, dims, data)
+        array = self.arrays["data"]
+        names = [name_of_array(name) for name in dims]
+        given = data.shape[1:], data.dtype, names
+        expected = array.shape[1:], array.dtype, list(typing.cast("list[str]", array.attrs[DIMENSIONS]))
+        if given != expected:
+            raise ValueError(
+                f"Results have (shape, dtype, dims) {given}, those before had {expected}: they do not fit together."
+            )
+        if len(data):
+            check_axes(self._axes, message, dims[1:])
+            self.take(times(message.axes.get(dim), dim, len(data)), data)
+
+    def _begin(self, message: AxisArray, dims: list[str], data: npt.NDArray) -> None:
+        """Make the group, or see whether the one that another process has made is for such messages."""
+        self.times = "time" if "time" not in dims[1:] else name_of_array(dims[0])
+        labels = labels_of(message, dims[1:], {"data", self.times})
+        dims = [name_of_array(name) for name in dims]
+        about = attributes_of_data(message, dims, [name for name, _, _ in labels])
+        if not is_there(self._folder):
+            new = self._folder.with_name(f"{self._folder.name}.{uuid.uuid4().hex}")
+            self._make(new_group(new), message, dims, data, labels, about)
+            try:
+                os.rename(new, self._folder)
+            except OSError:
+                if not is_there(self._folder):
+                    raise
+                shutil.rmtree(new)  # another process was faster
+        self.open(self.times)
+        group = import_extra("zarr").open_group(str(self._folder), mode="r")
+        known = dict(group["data"].attrs), {name: repr(np.asarray(group[name][:]).tolist()) for name, _, _ in labels}
+        given = {DIMENSIONS: dims, **about}, {name: repr(values.tolist()) for name, _, values in labels}
+        if known != given:
+            raise ValueError(f"Results have attributes and labels {given}, those of other pieces have {known}.")
+
+    def _make(
+        self,
+        group: zarr.Group,
+        message: AxisArray,
+        dims: list[str],
+        data: npt.NDArray,
+        labels: list[tuple[str, str, npt.NDArray]],
+        about: dict[str, object],
+    ) -> None:
+        n_rows, rest = (self._borders[-1] if self._borders else 0), data.shape[1:]
+        length = self._borders[1] if self._borders else None
+        chunks = self._layout.chunks(rest, data.dtype, length)
+        of_times = attributes_of_axis(message, resolve_stream_dim(message))
+        add_array(group, "data", dims, (n_rows, *rest), chunks, data.dtype, self._layout.compressor, about)
+        kind = np.dtype(np.float64)
+        add_array(group, self.times, dims[:1], (n_rows,), chunks[:1], kind, attributes=of_times)
+        add_labels(group, message, labels)
+        group.attrs["key"] = message.key
+
+    def take(self, when: npt.NDArray, rows: npt.NDArray) -> None:
+        """Add rows with their times, and write the chunks that they fill."""
+        for chunk in self._waiting.take(when, rows):
+            self._write(*chunk)
+
+    def _write(self, when: npt.NDArray, rows: npt.NDArray) -> None:
+        """Write a chunk, or what is left at the end."""
+        for name, values in (("data", rows), (self.times, when)):
+            self._writers[name].write(self.n_written, values)
+            if not self._borders:
+                self.checksum = checksum(values, self.checksum)
+        self.n_written += len(rows)
+
+    def write_rest(self) -> None:
+        """Write the rows that fill no chunk."""
+        if self._waiting.n:
+            self._write(*self._waiting.rest)
+
+    def sync(self, first: int) -> None:
+        """Wait until the rows from number *first* on are on the disk."""
+        for name, array in self.arrays.items():
+            sides = zip(array.shape[1:], array.chunks[1:], strict=True)
+            chunks = range(first // self.rows_per_chunk, -(-self.n_written // self.rows_per_chunk))
+            for place in itertools.product(chunks, *(range(-(-length // chunk)) for length, chunk in sides)):
+                # A chunk of nothing but zeros has no file.
+                with contextlib.suppress(FileNotFoundError):
+                    sync(self._folder / name / ".".join(map(str, place)))
+            sync(self._folder / name)
+
+    def checksum_of(self, n: int) -> int:
+        """Of the first *n* rows that are in the group."""
+        found, size = 0, self.rows_per_chunk
+        for begin in range(0, n, size):
+            for array in self.arrays.values():
+                found = checksum(np.asarray(array[begin : min(begin + size, n)]), found)
+        return found
+
+    def truncate(self, n: int) -> None:
+        """Drop rows from number *n* on."""
+        for array in self.arrays.values():
+            array.resize((n, *array.shape[1:]))
 
 
 class ZarrPiece:
-    """The results of one piece, see :obj:`ezmsg.mlx.PieceSink`.
+    """The results of one piece: rows of the group that :class:`ZarrSink` is for, which begin and end with a chunk.
 
     Args:
-        inner: A sink for them.
-        path: Its group. Beside it is the note, which is written last: a piece without one is not complete.
+        folder: Of the group. Beside it are notes of the pieces that are complete.
+        layout: How results are kept.
+        number: Of the piece.
+        borders: See :obj:`ezmsg.mlx.PiecewiseSink`.
     """
 
-    def __init__(self, inner: ResultSink, path: Path) -> None:
-        self._inner = inner
-        self._path = path
-        self._name = f"piece {path.stem}"
-        self._note = path.with_suffix(".note")
-        self._has_rows = False
+    def __init__(self, folder: Path, layout: ResultLayout, number: int, borders: Sequence[int]) -> None:
+        self._folder, self._layout = folder, layout
+        self._number, self._borders = number, borders
+        self._note = folder.with_name(f"{folder.name}.pieces") / str(number)
+        self.restart()
 
-    def open(self) -> bytes | None:
-        """See :obj:`ezmsg.mlx.PieceSink`."""
-        note = self._read_note()
-        if note is None and self._inner.open(self._name, self._name).is_complete:
-            # Another worker has just finished it, or one has died before it wrote the note.
-            note = self._read_note()
-            if note is None:
-                shutil.rmtree(self._path)
-                self._inner.close()
-                self._inner.open(self._name, self._name)
-        self._has_rows = False
-        return note
+    def restart(self) -> None:
+        """See :obj:`ezmsg.mlx.ResultSink`."""
+        self._results = _Results(self._folder, self._layout, self._borders[self._number], self._borders)
+        self._state = b""
 
-    def _read_note(self) -> bytes | None:
-        return self._note.read_bytes() if is_there(self._note) else None
+    def open(self, recipe: str, fingerprint: str) -> Opened:
+        """See :obj:`ezmsg.mlx.ResultSink`. Recipe and fingerprint are those of the whole."""
+        self.restart()
+        is_complete = is_there(self._note)
+        return Opened(is_complete, self._note.read_bytes() if is_complete else None)
 
     def append(self, message: AxisArray) -> None:
-        """See :obj:`ezmsg.mlx.PieceSink`."""
-        self._inner.append(message)
-        self._has_rows = True
+        """See :obj:`ezmsg.mlx.ResultSink`."""
+        self._results.append(message)
 
-    def commit(self, note: bytes) -> None:
-        """See :obj:`ezmsg.mlx.PieceSink`."""
-        if self._has_rows:
-            self._inner.commit()
-        write_durably(self._note, note)
+    def checkpoint(self, state: bytes) -> None:
+        """See :obj:`ezmsg.mlx.PiecewiseSink`."""
+        self._state = state
+
+    def commit(self) -> None:
+        """See :obj:`ezmsg.mlx.PiecewiseSink`."""
+        self._results.write_rest()
+        self._results.sync(self._borders[self._number])
+        self._note.parent.mkdir(exist_ok=True)
+        write_durably(self._note, self._state)
 
     def close(self) -> None:
-        """See :obj:`ezmsg.mlx.PieceSink`."""
-        self._inner.close()
+        """See :obj:`ezmsg.mlx.ResultSink`."""
+        self.restart()
 
 
-def _streamed(group: zarr.Group) -> tuple[str, str]:
-    """Names of the arrays with a row for each result: the data, and the times of the rows."""
-    dims = typing.cast("list[str]", group["data"].attrs["_ARRAY_DIMENSIONS"])
-    return "data", "time" if "time" not in dims[1:] else dims[0]
-
-
-def _copy_without_rows(piece: Path, results: Path, streamed: tuple[str, str]) -> None:
-    """The group of a piece, with labels and attributes, but without the chunks of what is streamed."""
-
-    def ignored(folder: str, names: list[str]) -> list[str]:
-        if Path(folder) == piece:
-            return [".zmetadata"]
-        return [name for name in names if not name.startswith(".")] if Path(folder).name in streamed else []
-
-    shutil.copytree(piece, results, ignore=ignored)
-
-
-def _check_alike(array: zarr.Array, whole: zarr.Array) -> None:
-    one, other = ((each.shape[1:], each.dtype, dict(each.attrs)) for each in (array, whole))
-    if one != other:
-        raise ValueError(f"Results have (shape, dtype, attributes) {one}, those before had {other}: they do not fit.")
-
-
-class ZarrSink(JoinsPieces):
+class ZarrSink:
     """A Zarr group as a sink for :func:`ezmsg.mlx.process_recording`.
 
     The group (Zarr format 2, which every version reads) holds ``data`` of shape (time, ...), ``time`` in seconds, one
@@ -409,22 +426,15 @@ class ZarrSink(JoinsPieces):
         self._wait = wait
         self._lock: FolderLock | None = None
         self._fingerprint = self._recipe = ""
-        self._forget()
+        self._results = self._no_results()
 
-    def _forget(self) -> None:
-        self._group: zarr.Group | None = None
-        self._arrays: dict[str, zarr.Array] = {}
-        """``data`` and the times of its rows; a group opens an array anew whenever it is asked for it."""
-        self._times = "time"
-        """What the times of rows are called."""
-        self._axes: dict[str, AxisBase | None] = {}
-        """Of the first results, but for the stream axis."""
-        self._files: dict[str, ChunkFiles] = {}
-        self._waiting: RowBuffer | None = None
-        """Times and rows that fill no chunk yet."""
-        self._n_written = 0
-        self._checksum = 0
-        """Of all rows and times in the group, chunk by chunk, but in a piece, which has no checkpoints."""
+    @property
+    def _folder(self) -> Path:
+        """The group until it is complete; that of other settings is elsewhere, whichever worker still writes to it."""
+        return self.partial / f"results-{zlib.crc32(os.fsencode(self._fingerprint)):08x}"
+
+    def _no_results(self) -> _Results:
+        return _Results(self._folder, self._layout)
 
     def open(self, recipe: str, fingerprint: str) -> Opened:
         """See :obj:`ezmsg.mlx.ResultSink`.
@@ -478,52 +488,32 @@ class ZarrSink(JoinsPieces):
 
     def _last_checkpoint(self) -> tuple[bytes | None, str]:
         """The state to go on from, or why there is none; empty: nothing has begun yet."""
-        results = self.partial / "results"
+        self._results = results = self._no_results()
         try:
             packed = (self.partial / "checkpoint").read_bytes()
         except FileNotFoundError:
-            return None, "was interrupted without a checkpoint" if is_there(results) else ""
+            begun = any(name.startswith("results") for name in os.listdir(self.partial))
+            return None, "was interrupted without a checkpoint" if begun else ""
         saved = typing.cast(dict[str, typing.Any], unpack(packed, ()))
         if saved["fingerprint"] != self._fingerprint:
             return None, "has a checkpoint of another recording, of other settings or from another environment"
         if saved["n_written"] is not None:
-            self._group = import_extra("zarr").open_group(str(results), mode="r+")
-            self._times = saved["times"]
-            self._arrays = {name: typing.cast("zarr.Array", self._group[name]) for name in ("data", self._times)}
-            if self._checksum_of(saved["n_written"]) != saved["checksum"]:
+            results.open(saved["times"])
+            if results.checksum_of(saved["n_written"]) != saved["checksum"]:
                 return None, "lacks results that its checkpoint counts on"
-            self._truncate(saved["n_written"], saved["checksum"])
-            self._set_up()
-            for when, rows in saved["waiting"]:
-                self._take(when, rows)
+            results.n_written, results.checksum = saved["n_written"], saved["checksum"]
+            results.truncate(results.n_written)
+            results.take(*saved["waiting"])
         return saved["state"], ""
 
     def restart(self) -> None:
         """See :obj:`ezmsg.mlx.ResultSink`."""
-        self._forget()
+        self._results = self._no_results()
         for entry in self.partial.iterdir():
             if entry.is_dir():
                 shutil.rmtree(entry)
             elif entry.name != "lock":
                 entry.unlink()
-
-    def _checksum_of(self, n: int) -> int:
-        """Of the first *n* rows."""
-        found, size = 0, self._rows_per_chunk
-        for begin in range(0, n, size):
-            for array in self._arrays.values():
-                found = checksum(np.asarray(array[begin : min(begin + size, n)]), found)
-        return found
-
-    def _truncate(self, n: int, checksum: int) -> None:
-        """Drop rows from number *n* on."""
-        self._n_written, self._checksum = n, checksum
-        for array in self._arrays.values():
-            array.resize((n, *array.shape[1:]))
-
-    @property
-    def _rows_per_chunk(self) -> int:
-        return self._arrays["data"].chunks[0]
 
     def append(self, message: AxisArray) -> None:
         """See :obj:`ezmsg.mlx.ResultSink`. MLX data is converted.
@@ -533,71 +523,28 @@ class ZarrSink(JoinsPieces):
                 axis, or there is no dimension; an axis has another length than the data, or a name that is taken.
             TypeError: An axis has values that are neither numbers nor text.
         """
-        if not message.dims:
-            raise ValueError("Results have data of shape (), without a dimension; rows of them need one.")
-        dim = resolve_stream_dim(message)
-        data = self._layout.converted(message.data)
-        data = np.moveaxis(data, message.get_axis_idx(dim), 0)
-        dims = [dim, *(name for name in message.dims if name != dim)]
-        if self._group is None:
-            self._create(message, dims, data)
-        array = self._arrays["data"]
-        known_dims = list(typing.cast(list[str], array.attrs[DIMENSIONS]))
-        given, expected = (data.shape[1:], data.dtype, dims), (array.shape[1:], array.dtype, known_dims)
-        if given != expected:
-            raise ValueError(
-                f"Results have (shape, dtype, dims) {given}, those before had {expected}: they do not fit together."
-            )
-        if not len(data):
-            return
-        check_axes(self._axes, message, dims[1:])
-        when = times(message.axes.get(dim), dim, len(data))
-        self._take(when, data)
-
-    def _set_up(self) -> None:
-        """Get ready to write rows."""
-        self._waiting = RowBuffer(self._rows_per_chunk)
-        self._files = {name: ChunkFiles(each, self.partial / "results") for name, each in self._arrays.items()}
-
-    def _take(self, when: npt.NDArray, rows: npt.NDArray) -> None:
-        """Add rows, and write the chunks that they fill."""
-        for chunk in typing.cast(RowBuffer, self._waiting).take(when, rows):
-            self._write(*chunk)
-
-    def _create(self, message: AxisArray, dims: list[str], data: npt.NDArray) -> None:
-        self._group = group = new_group(self.partial / "results")
-        rest = data.shape[1:]
-        chunks = self._layout.chunks(rest, data.dtype, self._n_rows)
-        self._times = "time" if "time" not in dims[1:] else dims[0]
-        labels = labels_of(message, dims[1:], {"data", self._times})
-        about = attributes_of_data(message, dims, [name for name, _, _ in labels])
-        of_times = attributes_of_axis(message, dim := dims[0])
-        kind, compressor = np.dtype(np.float64), self._layout.compressor
-        self._arrays = {
-            "data": add_array(group, "data", dims, (0, *rest), chunks, data.dtype, compressor, about),
-            self._times: add_array(group, self._times, [dim], (0,), chunks[:1], kind, attributes=of_times),
-        }
-        add_labels(group, message, labels)
-        group.attrs["key"] = message.key
-        self._set_up()
-
-    def _write(self, when: npt.NDArray, rows: npt.NDArray) -> None:
-        """Write a chunk, or what is left at the end."""
-        begin, end = self._n_written, self._n_written + len(rows)
-        for name, values in (("data", rows), (self._times, when)):
-            self._files[name].write(begin, values)
-            if self._n_rows is None:
-                self._checksum = checksum(values, self._checksum)
-        self._n_written = end
+        self._results.append(message)
 
     def checkpoint(self, state: bytes) -> None:
         """See :obj:`ezmsg.mlx.ResultSink`."""
         saved: dict[str, object] = {"fingerprint": self._fingerprint, "state": state, "n_written": None}
-        if self._group is not None:
-            waiting = [typing.cast(RowBuffer, self._waiting).rest]
-            saved |= {"n_written": self._n_written, "checksum": self._checksum, "waiting": waiting}
-            saved["times"] = self._times
+        results = self._results
+        if results.arrays:
+            saved |= {"n_written": results.n_written, "checksum": results.checksum}
+            saved |= {"times": results.times, "waiting": results.rest}
         write_durably(self.partial / "checkpoint", pack(saved, ()))
+
+    def piece(self, number: int, borders: Sequence[int]) -> ZarrPiece:
+        """See :obj:`ezmsg.mlx.PiecewiseSink`."""
+        return ZarrPiece(self._folder, self._layout, number, borders)
+
+    def about_pieces(self, about: Mapping[str, object]) -> None:
+        """See :obj:`ezmsg.mlx.PiecewiseSink`."""
+        if is_there(self._folder):
+            self._opened_group().attrs["pieces"] = typing.cast("dict[str, typing.Any]", about)
+
+    def _opened_group(self) -> zarr.Group:
+        return import_extra("zarr").open_group(str(self._folder), mode="r+")
 
     def commit(self) -> None:
         """See :obj:`ezmsg.mlx.ResultSink`.
@@ -606,21 +553,19 @@ class ZarrSink(JoinsPieces):
             ValueError: There were no results at all.
             FileExistsError: Something has taken the final name meanwhile.
         """
-        if self._group is None:
+        folder = self._folder
+        if not is_there(folder):
             raise ValueError("There are no results: the recording may be shorter than what the chain needs for one.")
-        if self._waiting is not None and self._waiting.n:
-            self._write(*self._waiting.rest)
-        for array in self._arrays.values():
-            array.resize((self._n_written, *array.shape[1:]))
-        self._group.attrs["recipe"] = self._recipe
-        results = self.partial / "results"
-        if self._n_rows is None:
-            consolidate(results)
-        sync_tree(results)
+        if self._results.arrays:
+            self._results.write_rest()
+            self._results.truncate(self._results.n_written)
+        self._opened_group().attrs["recipe"] = self._recipe
+        consolidate(folder)
+        sync_tree(folder)
         if is_there(self.path):
-            raise FileExistsError(f"{self.path} is there already; the new results are in {results}.")
-        os.rename(results, self.path)
-        sync_folder(self.path.parent)
+            raise FileExistsError(f"{self.path} is there already; the new results are in {folder}.")
+        os.rename(folder, self.path)
+        sync(self.path.parent)
         self._remove_partial()
 
     def _remove_partial(self) -> None:
@@ -629,7 +574,7 @@ class ZarrSink(JoinsPieces):
 
     def close(self) -> None:
         """See :obj:`ezmsg.mlx.ResultSink`."""
-        self._forget()
+        self._results = self._no_results()
         if self._lock is not None:
             self._lock.release()
             self._lock = None
