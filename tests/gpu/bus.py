@@ -30,7 +30,6 @@ sys.path[:0] = [str(TESTS), str(TESTS / "benchmarks")]
 
 import ezmsg.core as ez
 import mlx.core as mx
-from ezmsg.sigproc.affinetransform import CommonRereferenceTransformer
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 from helpers import latency
@@ -104,16 +103,6 @@ WAYS: dict[str, Way] = {
     "laid out by MLX, viewed": laid_out,
     "moved by MLX": moved_by_mlx,
 }
-
-
-def samples_chain() -> list:
-    return [
-        mlx.AsArrayTransformer(backend="mlx", dtype="float32"),
-        mlx.ButterworthFilterTransformer(order=4, cuton=300.0, cutoff=6000.0, coef_type="sos"),
-        CommonRereferenceTransformer(),
-        mlx.AdaptiveStandardScalerTransformer(time_constant=1.0),
-        mlx.AsArrayTransformer(backend="numpy"),
-    ]
 
 
 def fused(make: Callable[[], list], n_samples: int) -> Run:
@@ -260,8 +249,8 @@ def samples(table: Table, shapes: Sequence[tuple[int, int]], ways: Sequence[str]
     for shape in shapes:
         runs: dict[str, tuple[Way, Run]] = {}
         for name in ways:
-            runs[name] = (WAYS[name], fused(samples_chain, shape[0]))
-        runs["stage by stage"] = (contextlib.nullcontext, one_by_one(samples_chain))
+            runs[name] = (WAYS[name], fused(latency.make_samples_chain, shape[0]))
+        runs["stage by stage"] = (contextlib.nullcontext, one_by_one(latency.make_samples_chain))
         messages = messages_of(*shape, count_of(shape, n) + 20)
         for group in groups_of(runs):
             table.add("samples, fused", shape, "int16", in_turns(group, messages, 20))
@@ -325,7 +314,7 @@ def on_cpu(table: Table, shapes: Sequence[tuple[int, int]], n: int) -> None:
     try:
         for shape in shapes:
             ways = {"as it is": contextlib.nullcontext, "new memory": always_copied}
-            runs = {name: (way, fused(samples_chain, shape[0])) for name, way in ways.items()}
+            runs = {name: (way, fused(latency.make_samples_chain, shape[0])) for name, way in ways.items()}
             messages = messages_of(*shape, count_of(shape, n) + 5)
             table.add("samples, fused, on the CPU", shape, "int16", in_turns(runs, messages, 5))
     finally:
@@ -334,7 +323,7 @@ def on_cpu(table: Table, shapes: Sequence[tuple[int, int]], n: int) -> None:
 
 def kept(table: Table, shape: tuple[int, int]) -> None:
     """What a user who keeps every result costs, and that none of them changes."""
-    chain = mlx.ChainTransformer(make_chain=samples_chain, lengths=(shape[0],))
+    chain = mlx.ChainTransformer(make_chain=latency.make_samples_chain, lengths=(shape[0],))
     messages, held, sums, times = messages_of(*shape, 400), [], [], []
     for message in messages:
         began = time.perf_counter()

@@ -34,7 +34,7 @@ N_BUFFERS = 8
 """Messages that may be under way between two processes."""
 
 WAYS = ("NumPy", "unit by unit", "fused")
-CHAINS = ("features", "raw to decoder")
+CHAINS = ("features", "raw to decoder", "samples")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,10 +173,23 @@ def make_decoder_chain(n_channels: int) -> dict:
     return make_chain(mlx.LinearRegressorSettings(weights, labels=("x", "y")))
 
 
+def make_samples_chain() -> list:
+    """Band-pass of order 4, common reference and z-score: a result of the size of the message, as float32."""
+    return [
+        mlx.AsArrayTransformer(backend="mlx", dtype="float32"),
+        mlx.ButterworthFilterTransformer(order=4, cuton=300.0, cutoff=6000.0, coef_type="sos"),
+        CommonRereferenceTransformer(),
+        mlx.AdaptiveStandardScalerTransformer(time_constant=1.0),
+        mlx.AsArrayTransformer(backend="numpy"),
+    ]
+
+
 def maker_of(case: Case) -> Callable[[], list | dict]:
     """What makes the stages of *case*, where they run."""
     if case.chain == "features":
         return functools.partial(make_chain, case.bin)
+    if case.chain == "samples":
+        return make_samples_chain
     return functools.partial(make_decoder_chain, case.n_channels)
 
 
@@ -206,7 +219,8 @@ class Stages(ez.Collection):
         self.BIN.apply_settings(BinnedAggregateSettings(bin_duration=case.bin))
         self.CHAIN.apply_settings(mlx.ChainSettings(make_chain=maker_of(case)))
         last = self.stages[-1]
-        last.OUTPUT_SIGNAL.num_buffers, last.OUTPUT_SIGNAL.buf_size = N_BUFFERS, 2**20
+        n_bytes = max(case.lengths) * case.n_channels * 4 if case.chain == "samples" else 0
+        last.OUTPUT_SIGNAL.num_buffers, last.OUTPUT_SIGNAL.buf_size = N_BUFFERS, n_bytes + 2**20
 
     @property
     def stages(self) -> list[ez.Unit]:
