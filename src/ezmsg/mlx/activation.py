@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import ezmsg.sigproc.activation as sigproc
 import numpy as np
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
 _OPERATION = "an activation function"
+
+Samples: TypeAlias = npt.NDArray[np.float32]
 
 
 def _function_of(settings: sigproc.ActivationSettings) -> sigproc.ActivationFunction:
@@ -64,12 +66,51 @@ def _log_expit(x: mx.array) -> mx.array:
     return -mx.logaddexp(mx.zeros_like(x), -x)
 
 
-_ON_DEVICE: dict[sigproc.ActivationFunction, Callable[[mx.array], mx.array]] = {
-    sigproc.ActivationFunction.SIGMOID: _sigmoid,
-    sigproc.ActivationFunction.EXPIT: _sigmoid,
-    sigproc.ActivationFunction.LOGIT: _logit,
-    sigproc.ActivationFunction.LOGEXPIT: _log_expit,
+def _sigmoid_of(x: Samples, y: Samples) -> None:
+    # NumPy's exponential takes many numbers at a time, where scipy's functions take one.
+    np.negative(x, out=y)
+    np.exp(y, out=y)
+    y += np.float32(1.0)
+    np.reciprocal(y, out=y)
+
+
+def _logit_of(x: Samples, y: Samples) -> None:
+    np.divide(x, np.float32(1.0) - x, out=y)
+    np.log(y, out=y)
+
+
+def _log_expit_of(x: Samples, y: Samples) -> None:
+    # Without overflow: log(1 + exp(-x)) is log(1 + exp(x)) - x.
+    least = np.minimum(x, np.float32(0.0))
+    np.abs(x, out=y)
+    np.negative(y, out=y)
+    np.exp(y, out=y)
+    np.log1p(y, out=y)
+    np.subtract(least, y, out=y)
+
+
+class Function(NamedTuple):
+    """One activation function, on either side."""
+
+    on_gpu: Callable[[mx.array], mx.array]
+    on_host: Callable[[Samples, Samples], None]
+    """Of the first array into the second, which may be the same."""
+
+    def fill(self, x: Samples, y: Samples) -> None:
+        """The function of *x* into *y*; infinities on the way are what they are meant to be."""
+        with np.errstate(all="ignore"):
+            self.on_host(x, y)
+
+
+_SIGMOID = Function(_sigmoid, _sigmoid_of)
+
+FUNCTIONS = {
+    sigproc.ActivationFunction.SIGMOID: _SIGMOID,
+    sigproc.ActivationFunction.EXPIT: _SIGMOID,
+    sigproc.ActivationFunction.LOGIT: Function(_logit, _logit_of),
+    sigproc.ActivationFunction.LOGEXPIT: Function(_log_expit, _log_expit_of),
 }
+"""What MLX data gets. ``NONE`` leaves it alone."""
 
 
 class ActivationTransformer(
@@ -80,7 +121,7 @@ class ActivationTransformer(
 ):
     """A function of each sample, as :obj:`ezmsg.sigproc.activation.ActivationTransformer` has it.
 
-    MLX data comes out as float32 MLX data: from scipy's functions over a view of it on the CPU, and from MLX operations
+    MLX data comes out as float32 MLX data: from NumPy's functions over a view of it on the CPU, and from MLX operations
     on a GPU. NumPy data is left to ezmsg-sigproc.
 
     Raises:
@@ -97,13 +138,10 @@ class ActivationTransformer(
             return super()._process(message)
         x = as_float32(message.data, _OPERATION)
         if uses_gpu():
-            return replace(message, data=_ON_DEVICE[function](x))
+            return replace(message, data=FUNCTIONS[function].on_gpu(x))
         from .kernels.cpu.compiled import computed
 
-        def run(source: npt.NDArray[np.float32], target: npt.NDArray[np.float32]) -> None:
-            sigproc.ACTIVATIONS[function](source, out=target)
-
-        return replace(message, data=computed(np.asarray(x), x.shape, run))
+        return replace(message, data=computed(np.asarray(x), x.shape, FUNCTIONS[function].fill))
 
     def fuse(self, message: AxisArray) -> FusedStage | None:
         """See :mod:`ezmsg.mlx.stream.fusible`."""
@@ -117,10 +155,11 @@ class FusedActivation(FusedStage[ActivationTransformer]):
 
     def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
         """See :class:`FusedStage`."""
-        function = _function_of(self.transformer.settings)
+        function = FUNCTIONS[_function_of(self.transformer.settings)]
         if isinstance(x, np.ndarray):
-            return sigproc.ACTIVATIONS[function](x, out=x), arrays
-        return _ON_DEVICE[function](x), arrays
+            function.fill(x, x)
+            return x, arrays
+        return function.on_gpu(x), arrays
 
 
 class Activation(

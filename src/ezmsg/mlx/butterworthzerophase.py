@@ -56,6 +56,9 @@ class BackwardState(FilterByDesignState):
     sections: npt.NDArray[np.float64] | None = None
     """The filter for MLX data."""
 
+    settled: npt.NDArray[np.float64] | None = None
+    """Its state for ones that have been there for ever."""
+
     zi_tiled: npt.NDArray | None = None
     """The state of the filter for ones that have been there for ever, for NumPy data."""
 
@@ -111,7 +114,8 @@ class ButterworthBackwardFilterTransformer(
         rate = 1.0 / sampling_period(message, dim, _OPERATION)
         design = cast("functools.partial[Any]", self.get_design_function())
         try:
-            self._state.sections = design(rate, coef_type="sos")
+            sections = self._state.sections = design(rate, coef_type="sos")
+            self._state.settled = None if sections is None else sosfilt_zi(sections)
             self._coefs_cache = design(rate)
         except (ValueError, TypeError) as error:
             raise ValueError(f"{self.settings!r} does not describe a filter at {rate:g} Hz: {error}") from error
@@ -120,44 +124,72 @@ class ButterworthBackwardFilterTransformer(
         self._state.needs_redesign = False
 
     def _on_device(self, message: AxisArray) -> AxisArray:
-        import mlx.core as mx
 
         dim = stream_dimension(self, message, _OPERATION)
         axis, stream = message.get_axis_idx(dim), cast(LinearAxis, message.axes[dim])
         data = as_float32(cast("mx.array", message.data), _OPERATION)
         if not data.size:
             return replace(message, data=data)
-        before = cast("mx.array | None", self._tail)
-        offset = stream.offset if before is None else self._tail_offset
-        joined = data if before is None else mx.concatenate([before, data], axis=axis)
-        n_results = max(joined.shape[axis] - self._pad_length, 0)
-        kept = joined[_along(axis, slice(n_results, None))]
+        offset = stream.offset if self._tail is None else self._tail_offset
+        n_kept = 0 if self._tail is None else self._tail.shape[axis]
+        n_results = max(n_kept + data.shape[axis] - self._pad_length, 0)
+        run = self._on_gpu if uses_gpu() else self._on_host
+        y, tail = run(data, axis, n_results)
         if n_results:
-            y = self._backwards(joined, axis)[_along(axis, slice(0, n_results))]
             message = replace(message, axes={**message.axes, dim: replace(stream, offset=offset)})
-        else:
-            y = data[_along(axis, slice(0, 0))]
-        self._tail, self._tail_offset = _copied(kept), offset + n_results * stream.gain
+        self._tail, self._tail_offset = tail, offset + n_results * stream.gain
         return replace(message, data=y)
 
-    def _backwards(self, x: mx.array, axis: int) -> mx.array:
-        """*x* filtered from its end on, as if what comes after were its last sample for ever."""
+    def _on_gpu(self, data: mx.array, axis: int, n_results: int) -> tuple[mx.array, mx.array]:
+        """The results that are known, and the samples of the others."""
+        import mlx.core as mx
+
+        before = cast("mx.array | None", self._tail)
+        joined = data if before is None else mx.concatenate([before, data], axis=axis)
+        tail = mx.contiguous(joined[_along(axis, slice(n_results, None))])
+        mx.async_eval(tail)
+        if not n_results:
+            return data[_along(axis, slice(0, 0))], tail
         backwards = _along(axis, slice(None, None, -1))
-        x = x[backwards]
-        sections, path = cast("npt.NDArray[np.float64]", self._state.sections), default_path()
-        sizes = self.settings.mlx_metal_chunk_sizes
-        y, _ = kernel("sosfilt", path).run(x, sections, _settled(sections, x, axis), axis, sizes)
-        return y[backwards]
+        return self._filtered(joined[backwards], axis)[backwards][_along(axis, slice(0, n_results))], tail
+
+    def _on_host(self, data: mx.array, axis: int, n_results: int) -> tuple[mx.array, mx.array]:
+        """The same over views of MLX's memory, without a round trip to its thread."""
+        import mlx.core as mx
+
+        parts = [np.asarray(data)] if self._tail is None else [np.asarray(self._tail), np.asarray(data)]
+        # From the end on at once: a copy less.
+        backwards = _along(axis, slice(None, None, -1))
+        joined = np.array(
+            np.concatenate([part[backwards] for part in reversed(parts)], axis=axis), order="C", copy=None
+        )
+        n_waiting = joined.shape[axis] - n_results
+        # Not only contiguous: of a single sample NumPy would keep the step back, which MLX refuses.
+        tail = np.array(joined[_along(axis, slice(0, n_waiting))][backwards], order="C")
+        if not n_results:
+            return mx.array(tail[_along(axis, slice(0, 0))]), mx.array(tail)
+        y = np.asarray(self._filtered(mx.array(np.array(joined, order="C", copy=None)), axis))[
+            _along(axis, slice(n_waiting, None))
+        ][backwards]
+        return mx.array(np.array(y, order="C")), mx.array(tail)
+
+    def _filtered(self, x: mx.array, axis: int) -> mx.array:
+        """*x* filtered, as if its first sample had been there for ever."""
+        state, path = self._state, default_path()
+        zi = _started(cast("npt.NDArray[np.float64]", state.settled), x, axis)
+        sections, sizes = cast("npt.NDArray[np.float64]", state.sections), self.settings.mlx_metal_chunk_sizes
+        return kernel("sosfilt", path).run(x, sections, zi, axis, sizes)[0]
 
 
-def _settled(sections: npt.NDArray[np.float64], x: mx.array, axis: int) -> mx.array:
+def _started(settled: npt.NDArray[np.float64], x: mx.array, axis: int) -> mx.array:
     """The state of a filter for which the first finite sample of each channel has been there for ever, as pairs."""
     import mlx.core as mx
 
-    settled = sosfilt_zi(sections)
-    shape = (len(sections), *(2 if i == axis else 1 for i in range(x.ndim)))
+    shape = (len(settled), *(2 if i == axis else 1 for i in range(x.ndim)))
     if not uses_gpu():
-        first, _ = first_samples(x, axis, LARGEST_SAMPLE)
+        first = np.asarray(x)[_along(axis, slice(0, 1))].astype(np.float64)
+        if not (np.abs(first) <= LARGEST_SAMPLE).all():
+            first, _ = first_samples(x, axis, LARGEST_SAMPLE)
         return mx.array(to_pairs(settled.reshape(shape) * first, axis=axis + 1))
     # Nothing is read on the host for it.
     taken = mx.abs(x) <= LARGEST_SAMPLE
@@ -169,15 +201,6 @@ def _settled(sections: npt.NDArray[np.float64], x: mx.array, axis: int) -> mx.ar
 
 def _along(axis: int, part: slice) -> tuple[slice, ...]:
     return (*(slice(None),) * axis, part)
-
-
-def _copied(data: mx.array) -> mx.array:
-    """Samples to be kept, without the message that they are a part of."""
-    import mlx.core as mx
-
-    data = mx.contiguous(data)
-    mx.async_eval(data)
-    return data
 
 
 def _in_library_of(tail: npt.NDArray | mx.array, data: npt.NDArray | mx.array) -> npt.NDArray | mx.array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import ezmsg.sigproc.resample as sigproc
 import numpy as np
@@ -26,6 +26,8 @@ from .stream.unit import (
 if TYPE_CHECKING:
     import mlx.core as mx
 
+    Array: TypeAlias = mx.array | npt.NDArray[np.float32]
+
 _OPERATION = "interpolation"
 
 
@@ -46,6 +48,8 @@ class ResampleSettings(sigproc.ResampleSettings):
 
 def _fill_values(given: object) -> tuple[float, float] | None:
     """The values before and after the samples, if *given* are such."""
+    if isinstance(given, str):
+        return None
     before, after = given if isinstance(given, (tuple, list)) and len(given) == 2 else (given, given)
     return (float(before), float(after)) if is_real(before) and is_real(after) else None
 
@@ -62,7 +66,8 @@ class _Kept:
         self._dim, self._dims = dim, list(message.dims)
         self._axis = message.get_axis_idx(dim)
         self._first, self._stop = 0, 0
-        self._data: mx.array | None = None
+        # Of NumPy on the CPU, over MLX's memory: nothing waits for MLX's thread then.
+        self._data: Array | None = None
         axes = {name: axis for name, axis in message.axes.items() if name != dim}
         self._template = replace(message, axes=axes)
 
@@ -73,8 +78,13 @@ class _Kept:
         data = as_float32(cast("mx.array", message.data), _OPERATION)
         if list(message.dims) != self._dims:
             data = data.transpose([message.get_axis_idx(dim) for dim in self._dims])
-        self._data = data if self._data is None else _joined(self._data, data, self._axis)
-        mx.async_eval(self._data)
+        before = self._data
+        if uses_gpu():
+            self._data = data if before is None else mx.concatenate([mx.array(before), data], axis=self._axis)
+            mx.async_eval(self._data)
+        else:
+            parts = [np.asarray(part) for part in (before, data) if part is not None]
+            self._data = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=self._axis)
         n_samples = data.shape[self._axis]
         numbers = np.arange(self._stop, self._stop + n_samples, dtype=np.float64)
         self._stop += n_samples
@@ -82,10 +92,11 @@ class _Kept:
 
     def at(self, result: AxisArray, fill: tuple[float, float] | None = None) -> AxisArray:
         """The samples at the numbers that *result* has, between which they are interpolated."""
-        numbers = np.asarray(result.data, np.float64)
-        data = cast("mx.array", self._data)
+        import mlx.core as mx
+
+        numbers, data = np.asarray(result.data, np.float64), cast("Array", self._data)
         if not numbers.size:
-            samples = data[(slice(None),) * self._axis + (slice(0, 0),)]
+            samples = mx.zeros((*data.shape[: self._axis], 0, *data.shape[self._axis + 1 :]))
         else:
             samples = _interpolated(data, numbers - self._first, self._axis, fill)
         axes = {**self._template.axes, self._dim: result.axes[self._dim]}
@@ -95,23 +106,17 @@ class _Kept:
         """Let go of the samples whose numbers are not in *buffer* any more."""
         import mlx.core as mx
 
-        number = int(buffer.peek(1).data[0]) if buffer.available() else self._stop
+        # They end with the last one, so that it is enough to know how many there are.
+        number = self._stop - int(buffer.available())
         if number > self._first and self._data is not None:
             kept = self._data[(slice(None),) * self._axis + (slice(number - self._first, None),)]
-            self._data, self._first = mx.contiguous(kept), number
+            # A copy: a part of a view would keep the whole message.
+            self._data, self._first = np.array(kept) if isinstance(kept, np.ndarray) else mx.contiguous(kept), number
             mx.async_eval(self._data)
 
 
-def _joined(before: mx.array, data: mx.array, axis: int) -> mx.array:
-    import mlx.core as mx
-
-    if uses_gpu():
-        return mx.concatenate([before, data], axis=axis)
-    return mx.array(np.concatenate([np.asarray(before), np.asarray(data)], axis=axis))
-
-
 def _interpolated(
-    data: mx.array, places: npt.NDArray[np.float64], axis: int, fill: tuple[float, float] | None
+    data: Array, places: npt.NDArray[np.float64], axis: int, fill: tuple[float, float] | None
 ) -> mx.array:
     """The values of *data* at *places* along *axis*, in samples; outside of it those of the line through the last two.
 
@@ -119,20 +124,23 @@ def _interpolated(
     """
     import mlx.core as mx
 
-    before, after = (places == -math.inf, places == math.inf) if fill is not None else (None, None)
+    if isinstance(data, np.ndarray):
+        from .kernels.cpu.interpolation import interpolate
+
+        before, after = math.prod(data.shape[:axis]), math.prod(data.shape[axis + 1 :])
+        x = np.ascontiguousarray(data).reshape(before, -1, after)
+        y = np.empty((before, len(places), after), np.float32)
+        interpolate(x, places, *(fill or (math.nan, math.nan)), y)
+        return mx.array(y.reshape(*data.shape[:axis], -1, *data.shape[axis + 1 :]))
     finite = np.where(np.isfinite(places), places, 0.0)
     index = np.clip(np.floor(finite), 0, data.shape[axis] - 2).astype(np.int32)
-    share = (finite - index).astype(np.float32)
     shape = tuple(-1 if i == axis else 1 for i in range(data.ndim))
-    xp: Any = mx if uses_gpu() else np
-    x: Any = data if xp is mx else np.asarray(data)
-    low, high = (xp.take(x, xp.array(index + i), axis=axis) for i in (0, 1))
-    y = low + xp.array(share).reshape(shape) * (high - low)
-    if fill is not None and before is not None and after is not None:
-        for where, value in ((before, fill[0]), (after, fill[1])):
-            if where.any():
-                y = xp.where(xp.array(where).reshape(shape), xp.array(value, dtype=y.dtype), y)
-    return y if xp is mx else mx.array(np.ascontiguousarray(y))
+    low, high = (mx.take(data, mx.array(index + i), axis=axis) for i in (0, 1))
+    result = low + mx.array((finite - index).astype(np.float32)).reshape(shape) * (high - low)
+    for end, value in zip((-math.inf, math.inf), fill or (), strict=False):
+        if (places == end).any():
+            result = mx.where(mx.array(places == end).reshape(shape), value, result)
+    return result
 
 
 @processor_state

@@ -6,10 +6,14 @@ import dataclasses
 from typing import cast
 
 import ezmsg.sigproc.resampleconcat as sigproc
+import numpy as np
 from ezmsg.baseproc import suppress_axis_deprecation
 from ezmsg.util.messages.axisarray import AxisArray
+from ezmsg.util.messages.util import replace
 
 from .resample import ResampleProcessor, ResampleSettings
+from .stream.convert import is_mlx_array
+from .stream.device import uses_gpu
 from .stream.unit import UnitTakesSettings, own_settings
 
 
@@ -54,7 +58,14 @@ class ResampleConcatProcessor(sigproc.ResampleConcatProcessor):
             return None
         if not signal.data.shape[signal.get_axis_idx(self.settings.axis)]:
             return None
-        return self._concat._concat(reference, signal)
+        if uses_gpu() or not (is_mlx_array(signal.data) and is_mlx_array(reference.data)):
+            return self._concat._concat(reference, signal)
+        import mlx.core as mx
+
+        # Over views of MLX's memory, so that nothing waits for its thread.
+        views = (replace(message, data=np.asarray(message.data)) for message in (reference, signal))
+        joined = self._concat._concat(*views)
+        return replace(joined, data=mx.array(joined.data))
 
 
 class ResampleConcat(UnitTakesSettings, sigproc.ResampleConcat):

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import ezmsg.sigproc.singlebandpow as sigproc
+import numpy as np
 from ezmsg.baseproc import BaseTransformer, BaseTransformerUnit, CompositeProcessor, suppress_axis_deprecation
 from ezmsg.sigproc.materialize import MaterializeMode
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.modify import ModifyAxisSettings, ModifyAxisTransformer
+from ezmsg.util.messages.util import replace
 
 from .butterworthfilter import ButterworthFilterTransformer
+from .filter import FilterByDesign
 from .pow import PowTransformer
+from .stream.convert import is_mlx_array
+from .stream.device import uses_gpu
 from .stream.unit import TakesMessages, TransformerTakesSettings, UnitTakesSettings, check_fields, check_number
 
 
@@ -38,6 +43,37 @@ def _with_own_stages(stages: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+class _OnViews(CompositeProcessor[Any, AxisArray, AxisArray]):
+    """A composite whose stages, but for its filters, compute with NumPy over views of MLX's memory on the CPU.
+
+    An evaluation of each of them by MLX takes longer than they do.
+    """
+
+    def _process(self, message: AxisArray | None = None) -> AxisArray | None:
+        result = cast(AxisArray, message)
+        on_views = is_mlx_array(result.data) and not uses_gpu()
+        for stage in self._procs.values():
+            if on_views:
+                result = _as_mlx(result) if isinstance(stage, FilterByDesign) else _as_numpy(result)
+            result = cast("BaseTransformer[Any, AxisArray, AxisArray]", stage)(result)
+        return self._post_process(_as_mlx(result) if on_views else result)
+
+    async def _aprocess(self, message: AxisArray | None = None) -> AxisArray | None:
+        return self._process(message)
+
+
+def _as_numpy(message: AxisArray) -> AxisArray:
+    return replace(message, data=np.asarray(message.data)) if is_mlx_array(message.data) else message
+
+
+def _as_mlx(message: AxisArray) -> AxisArray:
+    if is_mlx_array(message.data):
+        return message
+    import mlx.core as mx
+
+    return replace(message, data=mx.array(np.ascontiguousarray(message.data)))
+
+
 class RMSBandPowerSettings(sigproc.RMSBandPowerSettings):
     """The settings of :obj:`ezmsg.sigproc.singlebandpow.RMSBandPower`, checked when they are built."""
 
@@ -50,6 +86,7 @@ class RMSBandPowerSettings(sigproc.RMSBandPowerSettings):
 class RMSBandPowerTransformer(
     TransformerTakesSettings,
     TakesMessages,
+    _OnViews,
     sigproc.RMSBandPowerTransformer,
     CompositeProcessor[RMSBandPowerSettings, AxisArray, AxisArray],
 ):
@@ -83,6 +120,7 @@ class SquareLawBandPowerSettings(sigproc.SquareLawBandPowerSettings):
 class SquareLawBandPowerTransformer(
     TransformerTakesSettings,
     TakesMessages,
+    _OnViews,
     sigproc.SquareLawBandPowerTransformer,
     CompositeProcessor[SquareLawBandPowerSettings, AxisArray, AxisArray],
 ):

@@ -25,8 +25,9 @@ SMALLEST_BLOCK = 256
 VALUES_AT_A_TIME = 1 << 23
 """Values that the blocks of one step have in all filters: 32 MiB of float32."""
 
-DIRECT_COST, FFT_COST = 0.19, 12.0
-"""Costs of a tap of a sample and of a value of a block on the CPU, in the same unit."""
+DIRECT_COST, FFT_COST, SHARED_FFT_COST = 0.19, 7.5, 10.5
+"""What a tap of a sample costs on the CPU, a value of a block for each filter, and one for all of them together, in
+nanoseconds."""
 
 
 class FilterBank:
@@ -48,9 +49,8 @@ class FilterBank:
             taps = np.concatenate([taps.real, taps.imag])
         self._taps = np.ascontiguousarray(taps, np.float64)
         self._sums = self._taps.sum(axis=1)
-        self._block = max(SMALLEST_BLOCK, 1 << (4 * n_taps - 1).bit_length())
-        self._spectra = np.fft.rfft(self._taps, self._block).astype(np.complex64)
-        self._on_device: mx.array | None = None
+        self._blocks = [max(SMALLEST_BLOCK, 1 << (share * n_taps - 1).bit_length()) for share in (2, 4)]
+        self._spectra: dict[tuple[int, bool], Any] = {}
 
     def before(self, x: mx.array, axis: int) -> mx.array:
         """Zeros in place of the samples before *x*."""
@@ -111,8 +111,10 @@ class FilterBank:
     def _on_host(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """The results, (n_filters, n_samples, n_channels), of *rows* with the samples of before."""
         n_samples = len(rows) - self.n_before
-        n_blocks = -(-n_samples // (self._block - self.n_before))
-        if n_samples * (self.n_before + 1) * DIRECT_COST <= n_blocks * self._block * FFT_COST:
+        block = self._block_for(n_samples)
+        n_values = -(-n_samples // (block - self.n_before)) * block
+        by_fft = n_values * (FFT_COST * len(self._taps) + SHARED_FFT_COST)
+        if n_samples * self._taps.size * DIRECT_COST <= by_fft:
             from .cpu.convolution import filter_rows
 
             y = np.empty((len(self._taps), n_samples, rows.shape[1]), np.float32)
@@ -120,47 +122,62 @@ class FilterBank:
             return y
         import scipy.fft
 
-        y = self._by_fft(np.ascontiguousarray(rows.T), self._spectra, np, scipy.fft)
+        y = self._by_fft(np.ascontiguousarray(rows.T), np, scipy.fft)
         return np.ascontiguousarray(y.transpose(0, 2, 1))
 
     def _on_gpu(self, x: mx.array, before: mx.array, axis: int) -> tuple[mx.array, mx.array]:
         """The results, (n_filters, n_channels, n_samples), and the samples of before the next ones."""
         import mlx.core as mx
 
-        if self._on_device is None:
-            self._on_device = mx.array(self._spectra)
         joined = mx.concatenate([before, x], axis=axis)
         after = joined[(slice(None),) * axis + (slice(x.shape[axis], None),)]
         # Otherwise it would hold the graph of this message until its results are read.
         mx.async_eval(after)
         last = mx.moveaxis(joined, axis, -1)
-        return self._by_fft(last.reshape(-1, last.shape[-1]), self._on_device, mx, mx.fft), after
+        return self._by_fft(last.reshape(-1, last.shape[-1]), mx, mx.fft), after
 
-    def _by_fft(self, x: Any, spectra: Any, xp: Any, fft: Any) -> Any:
+    def _block_for(self, n_samples: int) -> int:
+        """The length of an FFT: a short one where one is enough for all samples."""
+        short, long = self._blocks
+        return short if n_samples <= short - self.n_before else long
+
+    def _spectra_of(self, block: int, xp: Any) -> Any:
+        key = block, xp is np
+        if key not in self._spectra:
+            self._spectra[key] = xp.array(np.fft.rfft(self._taps, block).astype(np.complex64))
+        return self._spectra[key]
+
+    def _by_fft(self, x: Any, xp: Any, fft: Any) -> Any:
         """As :meth:`_on_gpu`, of *x* (n_channels, n_before + n_samples), in the array library *xp*."""
-        n_before, step = self.n_before, self._block - self.n_before
+        n_before = self.n_before
         n_samples = x.shape[-1] - n_before
+        block = self._block_for(n_samples)
+        step, spectra = block - n_before, self._spectra_of(block, xp)
         is_lost = ~xp.isfinite(x)
-        finite = xp.where(is_lost, 0.0, x)
+        # On a GPU the host does not wait for the answer.
+        is_clean = xp is np and not is_lost.any()
+        finite = x if is_clean else xp.where(is_lost, 0.0, x)
         # What an FFT rounds belongs to the largest value, which may be an offset that the filter takes away.
         mean = finite.mean(axis=-1, keepdims=True)
-        centred = xp.where(is_lost, 0.0, finite - mean)
+        centred = x - mean if is_clean else xp.where(is_lost, 0.0, finite - mean)
         n_blocks = -(-n_samples // step)
         centred = xp.pad(centred, [(0, 0), (0, n_blocks * step + n_before - x.shape[-1])])
-        most = max(VALUES_AT_A_TIME // (len(x) * len(self._taps) * self._block), 1)
+        most = max(VALUES_AT_A_TIME // (len(x) * len(self._taps) * block), 1)
         parts, start = [], 0
         while start < n_blocks:
             n = 1 << (min(n_blocks - start, most).bit_length() - 1)
             starts = range(start * step, (start + n) * step, step)
-            blocks = xp.stack([centred[:, i : i + self._block] for i in starts], axis=1)
+            blocks = xp.stack([centred[:, i : i + block] for i in starts], axis=1)
             spectrum = fft.rfft(blocks, axis=-1) * spectra[:, None, None, :]
-            y = fft.irfft(spectrum, n=self._block, axis=-1)[..., n_before:]
+            y = fft.irfft(spectrum, n=block, axis=-1)[..., n_before:]
             parts.append(y.reshape(len(self._taps), len(x), n * step))
             if xp is not np:
                 xp.async_eval(parts[-1])
             start += n
         y = (parts[0] if len(parts) == 1 else xp.concatenate(parts, axis=-1))[..., :n_samples]
-        y = y + xp.asarray(self._sums.astype(np.float32))[:, None, None] * mean
+        y = y + xp.array(self._sums.astype(np.float32))[:, None, None] * mean
+        if is_clean:
+            return y
         # Where a sample that is not finite takes part there is no result.
         lost = xp.cumsum(xp.pad(is_lost.astype(xp.int32), [(0, 0), (1, 0)]), axis=-1)
         takes_part = lost[:, n_before + 1 :] > lost[:, :n_samples]
