@@ -134,7 +134,7 @@ def test_graph_gives_the_average_of_all_samples(processes, tmp_path):
     assert {piece.dtype for piece in pieces} == {np.dtype(np.float32)}
     np.testing.assert_allclose(offsets, np.cumsum([0, *LENGTHS[:-1]]) / FS)
     check_close(np.concatenate(pieces), corrected(samples(), alpha_of(TIME_CONSTANT)))
-    assert "gain 0.0" in done.stdout + done.stderr
+    assert "must have a gain > 0, got 0.0" in done.stdout + done.stderr
 
 
 if __name__ == "__main__":

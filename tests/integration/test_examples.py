@@ -355,7 +355,7 @@ def test_a_wrong_option_is_named_with_its_value_and_what_is_allowed(
 
 def test_a_recording_of_less_than_a_sample_is_refused_before_it_is_written(monkeypatch, capsys):
     line = error_of(offline_recordings, ["--seconds", "1e-6"], monkeypatch, capsys)
-    assert "argument --seconds: duration is " in line
+    assert "argument --seconds: 'duration' must hold one sample or more" in line
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,7 @@ FACTORIES = {
     "LinearRegressorTransformer": {"weights": np.ones((4, 2)), "intercept": np.ones(2)},
     "NetworkTransformer": {"model_class": "helpers.networks.Counting", "window": 7, "hop": 3},
     "PowTransformer": {"exponent": 2.0},
+    "ThresholdCrossingTransformer": {"threshold": -1.0, "output_format": "dense"},
     "ReadLateTransformer": {"depth": 2},
     "RechunkTransformer": {},
     "RefitKalmanFilterTransformer": {

@@ -21,6 +21,7 @@ from helpers import chains
 from ezmsg.mlx import ChainTransformer, kernels
 from ezmsg.mlx.kernels import proof
 from ezmsg.mlx.kernels.contract import Proof
+from ezmsg.mlx.stream import device
 from ezmsg.mlx.stream.fusible import FusedStage
 from ezmsg.mlx.stream.unit import TransformerTakesSettings, UnitTakesSettings
 
@@ -81,8 +82,7 @@ def recurrence(monkeypatch):
     """The plain form of a new recurrence, on a machine that says it has Metal."""
     plain = kernel_that_keeps(1.0)
     monkeypatch.setitem(sys.modules, "ezmsg.mlx.kernels.plain.leakysum", plain)
-    monkeypatch.setattr(kernels, "gpu_backend", lambda: "metal")
-    monkeypatch.setattr(kernels, "uses_gpu", lambda: True)
+    monkeypatch.setattr(device, "backend_in_use", lambda: "metal")
     kernels.kernel.cache_clear()
     yield plain
     kernels.kernel.cache_clear()

@@ -93,8 +93,8 @@ def make(name: str):
 
 
 def test_every_transformer_is_here():
-    # What a chain makes of such messages is up to its stages.
-    chains = {"BaseChainTransformer", "ChainTransformer"}
+    # What a chain or a network makes of such messages is up to its stages and its model.
+    chains = {"BaseChainTransformer", "ChainTransformer", "NetworkTransformer"}
     assert {name for name in package.__all__ if name.endswith("Transformer")} - chains == set(TRANSFORMERS)
 
 
