@@ -157,22 +157,22 @@ class Ends(NamedTuple):
     """Gives NumPy data; None where it stays MLX's."""
 
 
-_holders: dict[int, weakref.ref[FusedRun]] = {}
+holders: dict[int, weakref.ref[FusedRun]] = {}
 """The runs that have the state of a transformer, by the identity of that. A transformer may stand in several runs, for
 messages of different kinds, and in several chains."""
 
 
 def give_back(transformer: object) -> None:
     """Have the run that has the state of *transformer*, in whichever chain, give it back."""
-    held = _holders.get(id(transformer))
+    held = holders.get(id(transformer))
     if held is not None and (run := held()) is not None:
         run.store()
 
 
 def _forget(transformers: Sequence[int], gone: weakref.ref[FusedRun]) -> None:
     for each in transformers:
-        if _holders.get(each) is gone:
-            del _holders[each]
+        if holders.get(each) is gone:
+            del holders[each]
 
 
 class FusedRun(abc.ABC, Generic[StateT, BegunT]):
@@ -227,7 +227,7 @@ class FusedRun(abc.ABC, Generic[StateT, BegunT]):
         self._resident: Resident[StateT] | None = None
         self._itself = weakref.ref(self, functools.partial(_forget, [id(stage) for stage in transformers]))
 
-    def __call__(self, message: AxisArray, undo: list[Callable[[], None]] | None = None) -> AxisArray | None:
+    def __call__(self, message: AxisArray, undo: list | None = None) -> AxisArray | None:
         """The result of *message*, or None where the stages have to run it one by one.
 
         The state changes when nothing can go wrong any more.
@@ -288,17 +288,17 @@ class FusedRun(abc.ABC, Generic[StateT, BegunT]):
             arrays, counts = self._resident.arrays, self._resident.counts
             self._resident = None
             for transformer, _ in self._known:
-                _holders.pop(id(transformer), None)
+                holders.pop(id(transformer), None)
             for stage, held, count in zip(self.stages, self._for_transformers(arrays), counts, strict=False):
                 stage.store(held, count)
 
     def hold(self, resident: Resident[StateT]) -> None:
         """Have the state of all stages here from now on, whatever is in the transformers and in other runs."""
         for transformer, _ in self._known:
-            if (held := _holders.get(id(transformer))) is not self._itself:
+            if (held := holders.get(id(transformer))) is not self._itself:
                 if held is not None:
                     give_back(transformer)
-                _holders[id(transformer)] = self._itself
+                holders[id(transformer)] = self._itself
         self._resident = resident
 
     def _is_set_up(self) -> bool:

@@ -330,62 +330,37 @@ def _capture(stage: object, found: Captured) -> None:
     if attributes is None:
         return
     found.append((attributes, attributes.copy()))
-    state = getattr(attributes.get("_state"), "__dict__", None)
     for held in attributes.values():
-        kind = type(held)
-        if kind not in _PLAIN and (how := _how(kind)) != "value":
-            _capture_held(held, how, found, whole=False)
+        if type(held) not in _plain_in_stages:
+            _capture_held(held, found, _plain_in_stages)
+    state = getattr(attributes.get("_state"), "__dict__", None)
     if state is not None:
         found.append((state, state.copy()))
         for held in state.values():
-            kind = type(held)
-            if kind not in _PLAIN and (how := _how(kind)) != "value":
-                _capture_held(held, how, found, whole=True)
+            if type(held) not in _plain_in_states:
+                _capture_held(held, found, _plain_in_states)
     if "_procs" in attributes and "_runner" not in attributes:
         for part in attributes["_procs"].values():
             _capture(part, found)
 
 
-def _capture_held(held: object, how: str, found: Captured, whole: bool) -> None:
-    if how == "runner":
-        assert isinstance(held, Captures)
-        found.append(held.capture())
-    elif how == "transformer":
+_plain_in_stages: set[type] = set()
+_plain_in_states: set[type] = set()
+"""Types of which nothing but the reference is captured, as far as they have been seen: asking a class costs more."""
+
+_VALUES = (ez.Settings, AxisArray, AxisBase, type, types.FunctionType, types.MethodType, types.ModuleType)
+
+
+def _capture_held(held: object, found: Captured, plain: set[type]) -> None:
+    if isinstance(held, BaseProcessor):
         if not any(not callable(each) and each[0] is held.__dict__ for each in found):
             _capture(held, found)
-    elif whole:
+    elif callable(capture := getattr(held, "capture", None)):
+        found.append(capture())
+    elif plain is _plain_in_stages or isinstance(held, _VALUES) or not hasattr(held, "__dict__"):
+        plain.add(type(held))
+    else:
         found.append((held.__dict__, held.__dict__.copy()))
-
-
-@typing.runtime_checkable
-class Captures(typing.Protocol):
-    """What keeps state in a way of its own."""
-
-    def capture(self) -> Callable[[], None]:
-        """What makes its state what it is now."""
-        ...
-
-
-_PLAIN = {type(None), bool, int, float, str, tuple, list, dict, np.ndarray}
-
-
-_hows: dict[type, str] = {}
-
-
-def _how(kind: type) -> str:
-    """How what a transformer holds is captured; of a "value" nothing but that it is there."""
-    if kind not in _hows:
-        _hows[kind] = _found_how(kind)
-    return _hows[kind]
-
-
-def _found_how(kind: type) -> str:
-    if callable(getattr(kind, "capture", None)):
-        return "runner"
-    if issubclass(kind, BaseProcessor):
-        return "transformer"
-    is_value = issubclass(kind, (ez.Settings, AxisArray, AxisBase, type, types.FunctionType, types.ModuleType))
-    return "value" if is_value or not hasattr(kind, "__dict__") or kind.__dictoffset__ == 0 else "object"
 
 
 def differing_fields(old: ez.Settings, new: ez.Settings) -> set[str]:
