@@ -16,7 +16,7 @@ from ezmsg.util.messages.util import replace
 
 from ..asarray import AsArrayTransformer
 from ..stream.convert import copied, dtype_name
-from ..stream.fusible import Array, FusedStage
+from ..stream.fusible import Array, FusedStage, for_next_stage
 from ..stream.hostmemory import is_lent, used_again
 from ..stream.segments import same_axis
 
@@ -225,7 +225,7 @@ class FusedRun(abc.ABC, Generic[StateT, BegunT]):
         self._result_dtype = dtype_name(result.data)
         self._rounds = ends.exit is not None and ends.exit.settings.rounding == "nearest"
         self._resident: Resident[StateT] | None = None
-        self._itself = weakref.ref(self, functools.partial(_forget, [id(stage) for stage in transformers]))
+        self._itself = weakref.ref(self, functools.partial(_forget, [id(stage) for stage in all_of_them]))
 
     def __call__(self, message: AxisArray, undo: list | None = None) -> AxisArray | None:
         """The result of *message*, or None where the stages have to run it one by one.
@@ -268,14 +268,6 @@ class FusedRun(abc.ABC, Generic[StateT, BegunT]):
     def is_like(self, message: AxisArray) -> bool:
         """Whether the run is for messages like *message*."""
         return self._likeness.n_samples(message) is not None
-
-    def has_settings_of(self, transformers: Sequence[object]) -> bool:
-        """Whether the run was made for these transformers with the settings that they have now."""
-        return (
-            len(transformers) == self.stop - self.first
-            and all(stage is known for stage, (known, _) in zip(transformers, self._known, strict=False))
-            and all(known.settings is settings for known, settings in self._known)
-        )
 
     @property
     def resident(self) -> Resident[StateT] | None:
@@ -364,9 +356,7 @@ class FusedRun(abc.ABC, Generic[StateT, BegunT]):
         for stage, held, variant, length in zip(self.stages, arrays, variants, lengths, strict=False):
             if x is not None:
                 x, held = stage.apply(x, held, variant)
-                if type(x) is np.ndarray and not (x.flags.carray and x.itemsize <= 4):
-                    # A view that the next stage could not write to as it is, or float64.
-                    x = np.require(x, None if x.itemsize <= 4 else np.float32, ["C", "W", "A"])
+                x = for_next_stage(x)
                 if length == 0:
                     # The stages behind have nothing to do: no samples change no state.
                     x = None

@@ -20,6 +20,7 @@ from ..stream.fusible import (
     Axes,
     FusedStage,
     ResultGrid,
+    for_next_stage,
     fused_stage,
     fusion_of,
     result_grid,
@@ -336,7 +337,7 @@ class FusedParallel(FusedStage[Parallel]):
             for stage, of_stage, how, length in zip(stages, held, branch.variants, branch.lengths, strict=True):
                 if y is not None:
                     y, of_stage = stage.apply(y, of_stage, how)
-                    y = y if length else None
+                    y = for_next_stage(y) if length else None
                 after += of_stage
             if y is not None:
                 results.append(y[..., None] if self._is_new else y)

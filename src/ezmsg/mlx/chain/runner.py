@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import itertools
+import operator
 import os
 from collections.abc import Awaitable, Callable, Generator, Mapping, MutableMapping, Sequence
 from typing import NamedTuple, TypeAlias
@@ -52,16 +54,11 @@ class Alone:
 
     def __init__(self, passed: Passed) -> None:
         self.first, self.stop = passed.number, passed.number + 1
-        self._stage, self._settings = passed.stage, getattr(passed.stage, "settings", None)
         self._likeness = Likeness(passed.message, lambda gain: True)
 
     def is_like(self, message: AxisArray) -> bool:
         """Whether *message* is like the one that the stage was found with."""
         return self._likeness.n_samples(message) is not None
-
-    def has_settings_of(self, stages: Sequence[Stage]) -> bool:
-        """Whether the first of *stages* is this one, with the settings that it had."""
-        return stages[0] is self._stage and getattr(self._stage, "settings", None) is self._settings
 
 
 def plan(passed: Sequence[Passed], lengths: tuple[int, ...] | None) -> list[FusedRun | Alone]:
@@ -196,8 +193,10 @@ class Runner:
         self._usual: FusedRun | None = None
         self._n_plans_left = MOST_PLANS if fuse else 0
         self._told: set[str] = set()
-        times = collections.Counter(map(id, self._stages))
-        self._stand_twice = {number for number, stage in enumerate(self._stages) if times[id(stage)] > 1}
+        self._settings = self._present_settings()
+        every = [(number, id(part)) for number, stage in enumerate(self._stages) for part in _with_parts(stage)]
+        times = collections.Counter(part for _, part in every)
+        self._stand_twice = {number for number, part in every if times[part] > 1}
         if fuse:
             start_kernels_one_by_one()
 
@@ -308,7 +307,6 @@ class Runner:
             if isinstance(output, AxisArray):
                 message = output
                 continue
-            del message
             if output is None:
                 return None
             return [each for piece in output for each in _as_list(self._one_by_one(number, piece, undo))]
@@ -319,6 +317,8 @@ class Runner:
     ) -> Generator[Asked, Output, Output]:
         """The output from stage *number* on; asks for the call of each stage that is not fused."""
         n_stages, stages = len(self._stages), self._stages
+        if self._fuses:
+            self._notice_settings(undo)
         while number < n_stages:
             stop = n_stages
             passed: list[Passed] | None = None
@@ -327,7 +327,7 @@ class Runner:
                 if taken is not None:
                     message, number = taken
                     continue
-                known = self._known(number, message, undo)
+                known = next((run for run in self._found[number] if run.is_like(message)), None)
                 if known is not None:
                     stop = known.stop
                 elif self._n_plans_left:
@@ -369,17 +369,28 @@ class Runner:
                     return result, run.stop
         return None
 
-    def _known(self, number: int, message: AxisArray, undo: Undo) -> FusedRun | Alone | None:
-        """What was found for messages like this one, with the settings that the stages have now."""
-        found = self._found[number]
-        for run in tuple(found):
-            if run.is_like(message):
-                if run.has_settings_of(self._stages[number : run.stop]):
-                    return run
-                self._forget(number, run, undo)
-                # New settings are a wish of somebody's, and no stream that changes all the time.
-                self._n_plans_left = MOST_PLANS
-        return None
+    def _present_settings(self) -> list[object]:
+        return [getattr(part, "settings", None) for stage in self._stages for part in _with_parts(stage)]
+
+    def _notice_settings(self, undo: Undo) -> None:
+        """Forget what was found with other settings than those that the stages have now.
+
+        That is each run with such a stage, and each that ends before one, which may be fused with it from now on.
+        """
+        # Known by identity: settings are frozen, and changed by being replaced.
+        now = self._present_settings()
+        if len(now) == len(self._settings) and all(map(operator.is_, now, self._settings)):
+            return
+        before, self._settings = self._settings, now
+        of_each = [number for number, stage in enumerate(self._stages) for _ in _with_parts(stage)]
+        pairs = itertools.zip_longest(of_each, before, now)
+        changed = {number for number, old, new in pairs if old is not new and number is not None}
+        # They are a wish of somebody's, and no stream that changes all the time.
+        self._n_plans_left = MOST_PLANS
+        for number, found in enumerate(self._found):
+            for run in tuple(found):
+                if any(run.first <= each <= run.stop for each in changed):
+                    self._forget(number, run, undo)
 
     def _forget(self, number: int, run: FusedRun | Alone, undo: Undo) -> None:
         if isinstance(run, FusedRun):
@@ -416,6 +427,12 @@ class Runner:
             if isinstance(stage, RechunkTransformer):
                 return stage.settings.sizes
         return None
+
+
+def _with_parts(stage: object) -> list[object]:
+    """*stage*, and what it consists of if it is a composite of ezmsg-baseproc's kind."""
+    parts = getattr(stage, "_procs", None)
+    return [stage, *(each for part in parts.values() for each in _with_parts(part))] if parts else [stage]
 
 
 def _take_back(undo: Undo) -> None:

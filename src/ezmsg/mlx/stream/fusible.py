@@ -152,6 +152,13 @@ class FusedStage(Generic[TransformerT]):
         """Make *arrays* and *counts* the state of the transformer."""
 
 
+def for_next_stage(x: Array) -> Array:
+    """What a stage has given, as the next one takes it: a view that it could not write to becomes a copy."""
+    if type(x) is np.ndarray and not (x.flags.carray and x.itemsize <= 4):
+        return np.require(x, None if x.itemsize <= 4 else np.float32, ["C", "W", "A"])
+    return x
+
+
 class PassesThrough(FusedStage[object]):
     """Any transformer that gives its messages back as they are, by its settings."""
 
