@@ -48,6 +48,8 @@ OF_FILTERS = {
     "use_mlx_metal": [False],
     "mlx_metal_chunk_sizes": [(16,)],
     "thread_min_bytes": [0],
+    # Of filters without feedback, which are not fused.
+    "fir_fft_min_taps": [],
 }
 REFERENCE = {
     "mode": ["median", "passthrough"],
@@ -82,8 +84,48 @@ PACKAGES_OWN: dict[type, tuple[dict, dict[str, list]]] = {
             "wn_hz": [],
         },
     ),
+    package.ChebyForDecimateTransformer: (
+        {"order": 2, "ripple_tol": 1.0, "Wn": 0.5, "coef_type": "sos"},
+        {
+            **OF_FILTERS,
+            "order": [0, 3],
+            "ripple_tol": [2.0],
+            "Wn": [0.4],
+            "btype": ["highpass"],
+            "cheby_type": ["cheby2"],
+            "analog": [],
+            "wn_hz": [],
+        },
+    ),
+    package.CombFilterTransformer: (
+        {"coef_type": "sos"},
+        {
+            **OF_FILTERS,
+            "fundamental_freq": [50.0],
+            "num_harmonics": [2],
+            "q_factor": [10.0],
+            "filter_type": ["peak"],
+            "quality_scaling": ["proportional"],
+        },
+    ),
     package.PowTransformer: ({}, {"exponent": [3.0, 1.0]}),
+    package.ActivationTransformer: ({"function": "expit"}, {"function": ["logit", "none"]}),
     package.CommonRereferenceTransformer: ({}, REFERENCE),
+    package.ThresholdCrossingTransformer: (
+        {"threshold": 200.0, "output_format": "dense"},
+        {
+            "threshold": [150.0, -100.0],
+            "max_peak_dur": [0.001],
+            "min_peak_dur": [0.0001],
+            "refrac_dur": [0.0],
+            "align_on_peak": [True],
+            "return_peak_val": [True],
+            "auto_scale_tau": [0.01],
+            "auto_scale": ["rms"],
+            # Results of another type go past AsArray.
+            "output_format": [],
+        },
+    ),
 }
 OF_SIGPROC: dict[type, tuple[dict, dict[str, list]]] = {
     AbsTransformer: ({}, {}),
@@ -99,13 +141,11 @@ OF_SIGPROC: dict[type, tuple[dict, dict[str, list]]] = {
             "right_multiply": [False],
             "channel_groups": [GROUPS],
             "kernel": ["dense", "blocks"],
-            "channel_clusters": [None],
-            "min_cluster_size": [8],
         },
     ),
     AggregateTransformer: (
         {"axis": "ch", "operation": MAX},
-        {"operation": [MEAN, MEDIAN], "axis": ["time"], "newaxis": ["m"], "low_freq": [], "high_freq": []},
+        {"operation": [MEAN, MEDIAN], "axis": ["time"]},
     ),
     BinnedAggregateTransformer: (
         {"bin_duration": 0.001},
@@ -120,12 +160,12 @@ OF_SIGPROC: dict[type, tuple[dict, dict[str, list]]] = {
     ),
     DownsampleTransformer: (
         {"factor": 4},
-        {"factor": [3, 1, None], "target_rate": [1000.0], "axis": ["ch", "time"]},
+        {"factor": [3, 1, None], "target_rate": [1000.0]},
     ),
 }
 STAGES = {**PACKAGES_OWN, **OF_SIGPROC}
-NOT_HERE = {"LinearRegressorTransformer", "RefitKalmanFilterTransformer", "ThresholdCrossingTransformer"}
-"""Their settings are those of a model, or change in tests of their own."""
+NOT_HERE = {"LinearRegressorTransformer", "RefitKalmanFilterTransformer", "FIRHilbertFilterTransformer"}
+"""Those whose settings are a fitted model, and one that inherits how others are fused, and has no sections."""
 
 
 def values_of(kind: type) -> list[tuple[str, object]]:
