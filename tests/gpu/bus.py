@@ -38,7 +38,9 @@ from results_file import LIVE, write_results
 
 import ezmsg.mlx as mlx
 from ezmsg.mlx.chain import compiledrun
-from ezmsg.mlx.stream import convert, hostmemory
+from ezmsg.mlx.stream import convert, hostmemory, sharedcopy
+from ezmsg.mlx.stream.device import PAGE, keep_on_host
+from ezmsg.mlx.stream.device import bus as bus_of_device
 
 SHAPES = ((30, 256), (30, 1024), (300, 256), (128, 1024), (3000, 4096))
 CONVERTED_SHAPES = ((30, 256), (300, 256), (3000, 256), (3000, 4096))
@@ -72,7 +74,6 @@ def never_copied() -> contextlib.AbstractContextManager[object]:
 @contextlib.contextmanager
 def laid_out() -> Iterator[None]:
     """Results are copied on the device to memory of a size that nothing else has, and viewed there."""
-    from ezmsg.mlx.stream.device import PAGE, keep_on_host
 
     def viewed(values: npt.NDArray, dtype: str | None, rounds: bool) -> npt.NDArray:
         return values
@@ -298,6 +299,44 @@ def parts(table: Table, shapes: Sequence[tuple[int, int]], n: int) -> None:
             table.add("parts", shape, dtype, {name: each[5:] for name, each in times.items()})
 
 
+def uploads(table: Table, shapes: Sequence[tuple[int, int]], n: int) -> None:
+    """What an upload consists of, and other ways of doing it; each is waited for."""
+    copies = bus_of_device()
+    for shape in shapes:
+        for dtype in ("int16", "float32"):
+            data = messages_of(*shape, 1)[0].data.astype(dtype)
+            kind, block = data.dtype, hostmemory.device_memory().take(data.nbytes)
+            staged = block.filled(data, kind)
+
+            def no_helpers(data: npt.NDArray = data) -> mx.array:
+                with mock.patch.object(sharedcopy, "HELPERS", 0):
+                    return convert.numpy_to_mlx(data, "float32")[0]
+
+            def in_one(data: npt.NDArray = data) -> mx.array:
+                with mock.patch.object(convert, "LARGE_MESSAGE", 1 << 62):
+                    return convert.numpy_to_mlx(data, "float32")[0]
+
+            calls: dict[str, Callable[[], mx.array | None]] = {
+                "as it is": lambda data=data: convert.numpy_to_mlx(data, "float32")[0],
+                "in one part": in_one,
+                "by one thread": no_helpers,
+                "new memory of MLX": lambda data=data: keep_on_host(mx.array(data)).astype(mx.float32) * 1.0,
+                "the copy alone": lambda data=data, block=block, kind=kind: block.filled(data, kind),
+                "MLX's kernel alone": lambda staged=staged: staged.astype(mx.float32) * 1.0,
+            }
+            if copies is not None:
+                calls["our kernel alone"] = lambda staged=staged: copies.read(staged, mx.float32)[0]
+            times: dict[str, list[float]] = {name: [] for name in calls}
+            for number in range(count_of(shape, n) + 5):
+                for name, call in calls.items():
+                    at = time.perf_counter()
+                    mx.eval(call())
+                    mx.synchronize()
+                    if number >= 5:
+                        times[name].append(1e6 * (time.perf_counter() - at))
+            table.add("up", shape, dtype, times)
+
+
 def features(table: Table, shapes: Sequence[tuple[int, int]], ways: Sequence[str], n: int) -> None:
     for shape in shapes:
         make = functools.partial(latency.make_chain, min(shape[0], 300) / latency.RATE)
@@ -365,6 +404,7 @@ def main() -> int:
     parser.add_argument("--out", default=os.environ.get("OUT", "."), help="folder for bus.json [$OUT, or here]")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=["as it is"], help="of reading [as it is]")
     parser.add_argument("--messages", type=int, default=600, help="of a short shape [600]")
+    parser.add_argument("--up", action="store_true", help="only what an upload consists of; under half a minute")
     parser.add_argument("--tiny", action="store_true", help="small shapes and short streams, to see that it runs")
     options = parser.parse_args()
     ez.logger.setLevel("WARNING")
@@ -372,14 +412,16 @@ def main() -> int:
     n = 40 if options.tiny else options.messages
     path = Path(options.out) / "bus.json"
     bare = [way for way in options.ways if way != "laid out by MLX, viewed"]
-    for part in (
+    parts_of_all = (
         lambda: samples(table, TINY_SHAPES if options.tiny else SHAPES, options.ways, n),
         lambda: conversions(table, TINY_SHAPES if options.tiny else CONVERTED_SHAPES, bare, DTYPES, n // 2),
         lambda: parts(table, TINY_SHAPES if options.tiny else CONVERTED_SHAPES, n // 4),
         lambda: features(table, TINY_SHAPES if options.tiny else FEATURE_SHAPES, bare, n),
         lambda: on_cpu(table, TINY_SHAPES if options.tiny else CPU_SHAPES, n // 4),
         lambda: kept(table, TINY_SHAPES[1] if options.tiny else (300, 256)),
-    ):
+    )
+    only_up = (lambda: uploads(table, TINY_SHAPES if options.tiny else CONVERTED_SHAPES, n // 2),)
+    for part in only_up if options.up else parts_of_all:
         part()
         print(f"{time.perf_counter() - began:.0f} s", flush=True)
         # At once, in case that the rest does not end.

@@ -192,9 +192,11 @@ def parts_of(chain: mlx.ChainTransformer, messages: list[AxisArray], whole: floa
     # Not after a message at which an average looks whether it has settled, which goes stage by stage.
     for message in messages:
         chain(message)
-        if run._resident is not None and run._resident.ahead is not None:
+        if run.resident is not None and run.resident.ahead is not None:
             break
-    state, _, steps = run._resident
+    resident = run.resident
+    assert resident is not None and resident.ahead is not None
+    state, steps = resident.arrays, resident.ahead
     function = run._functions[steps.key]
     if function.n_bytes:
         return {}

@@ -1,6 +1,7 @@
 """Memory that results are given in and messages uploaded from: used again, and never while somebody may look at it."""
 
 import ctypes
+import functools
 import gc
 import math
 import pickle
@@ -19,7 +20,7 @@ from helpers.speed_messages import messages_of
 
 from ezmsg.mlx import AsArrayTransformer, ChainTransformer, PowTransformer, ReadLateTransformer
 from ezmsg.mlx.chain import compiledrun
-from ezmsg.mlx.stream import convert, hostmemory
+from ezmsg.mlx.stream import convert, hostmemory, sharedcopy
 from ezmsg.mlx.stream import device as hostdevice
 from ezmsg.mlx.stream.hostmemory import Block, HostMemory, memory_in_use
 
@@ -226,8 +227,11 @@ def test_a_message_is_copied_to_the_same_memory_each_time(source, shape, device)
 
 @pytest.mark.parametrize("n_rows", [1, 2, 3, 5, 64])
 def test_several_threads_copy_all_of_a_large_message(n_rows, device, monkeypatch):
-    monkeypatch.setattr(hostmemory, "LARGE", 1)
-    monkeypatch.setattr(hostmemory.os, "cpu_count", lambda: 8)
+    for module in (hostmemory, sharedcopy):
+        monkeypatch.setattr(module, "LARGE", 1)
+    monkeypatch.setattr(sharedcopy, "CHUNK", 100)
+    monkeypatch.setattr(sharedcopy, "HELPERS", 3)
+    monkeypatch.setattr(sharedcopy, "_helpers", functools.cache(lambda process: sharedcopy._Helpers()))
     # Neither contiguous nor writable, as what comes from another process may be; what overflows does so in silence.
     whole = 10.0 ** np.random.default_rng(n_rows).integers(-99, 99, (2 * n_rows, 6))
     whole.flags.writeable = False
@@ -235,6 +239,16 @@ def test_several_threads_copy_all_of_a_large_message(n_rows, device, monkeypatch
         with np.errstate(all="ignore"):
             expected = x.astype(np.float32)
         np.testing.assert_array_equal(np.array(device.take(4 * x.size).filled(x, FLOAT)), expected)
+
+
+def test_a_copy_that_fails_in_another_thread_raises_where_it_is_waited_for(monkeypatch):
+    monkeypatch.setattr(sharedcopy, "HELPERS", 0)
+    copy = sharedcopy.SharedCopy(np.zeros((4, 3)), np.zeros((4, 2)))
+    thread = threading.Thread(target=copy.help)
+    thread.start()
+    thread.join()
+    with pytest.raises(ValueError, match="broadcast"):
+        copy.wait_for(4)
 
 
 def test_memory_of_messages_is_written_to_again_when_the_device_has_read_it(device, monkeypatch):

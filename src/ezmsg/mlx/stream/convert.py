@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from .device import Bus, bus, uses_gpu
 from .hostmemory import Block, device_memory, used_again
+from .sharedcopy import SharedCopy
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -318,18 +319,23 @@ def upload(copies: Bus, data: npt.NDArray, dtype: np.dtype, target: str) -> mx.a
     import mlx.core as mx
 
     memory, target_dtype = device_memory(), getattr(mx, target)
-    is_large = data.nbytes >= LARGE_MESSAGE and data.ndim > 0 and len(data) >= N_PARTS
-    parts = []
-    for part in np.array_split(data, N_PARTS) if is_large else (data,):
-        block = memory.take(part.size * dtype.itemsize)
-        y, done = copies.read(block.filled(part, dtype), target_dtype)
-        mx.async_eval(y, done)
-        # Not the array, whose memory is to be free when nobody needs it.
-        memory.give_back_after(block, [done])
-        parts.append(y)
-    if not is_large:
-        return parts[0]
-    return _started(mx.concatenate(parts))
+    block = memory.take(data.size * dtype.itemsize)
+    if data.nbytes < LARGE_MESSAGE or data.ndim == 0 or len(data) < N_PARTS:
+        result, done = copies.read(block.filled(data, dtype), target_dtype)
+        mx.async_eval(result, done)
+    else:
+        array, window = block.typed(data.shape, dtype)
+        copy, parts = SharedCopy(data, window), []
+        for number in range(N_PARTS):
+            start, stop = (len(data) * border // N_PARTS for border in (number, number + 1))
+            copy.wait_for(stop)
+            part, done = copies.read(array[start:stop], target_dtype)
+            mx.async_eval(part, done)
+            parts.append(part)
+        result = _started(mx.concatenate(parts))
+    # Not the array, whose memory is to be free when nobody needs it.
+    memory.give_back_after(block, [done])
+    return result
 
 
 def mlx_to_mlx(data: mx.array, dtype: str, *, rounds: bool = False) -> tuple[mx.array, str]:

@@ -9,7 +9,6 @@ On CUDA, the memory is MLX's, with its pages on the host, where the device reads
 
 from __future__ import annotations
 
-import concurrent.futures
 import functools
 import math
 import os
@@ -24,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .device import PAGE, keep_on_host, leave_host
+from .sharedcopy import LARGE, copy
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -86,47 +86,11 @@ class Block:
     def filled(self, data: npt.NDArray, dtype: np.dtype) -> mx.array:
         """The beginning of the memory as an MLX array, with *data* copied to it as *dtype*."""
         array, window = self.typed(data.shape, dtype)
-        if data.nbytes >= LARGE:
-            _copy(data, window)
-        elif data.dtype == dtype:
+        if data.dtype == dtype and data.nbytes < LARGE:
             window[...] = data
         else:
-            _copy_part(data, window)
+            copy(data, window)
         return array
-
-
-LARGE = 2 << 20
-"""Bytes from which on several threads copy: one alone does not use what the memory of a server gives."""
-
-MOST_THREADS = 8
-"""That copy, the calling one included."""
-
-
-@functools.cache
-def _threads(process: int) -> concurrent.futures.ThreadPoolExecutor:
-    # Of this process: those of its parent are not there in a forked one.
-    return concurrent.futures.ThreadPoolExecutor(MOST_THREADS - 1, thread_name_prefix="ezmsg-mlx-copy")
-
-
-def _copy(data: npt.NDArray, target: npt.NDArray) -> None:
-    n_parts = min(MOST_THREADS, os.cpu_count() or 1, len(data))
-    step = -(-len(data) // n_parts)
-    others = [
-        _threads(os.getpid()).submit(_copy_part, data[start : start + step], target[start : start + step])
-        for start in range(step, len(data), step)
-    ]
-    try:
-        _copy_part(data[:step], target[:step])
-    finally:
-        concurrent.futures.wait(others)
-    for other in others:
-        other.result()
-
-
-def _copy_part(data: npt.NDArray, target: npt.NDArray) -> None:
-    # MLX says nothing of what overflows, so neither does this. The setting is that of a thread.
-    with np.errstate(all="ignore"):
-        np.copyto(target, data, casting="unsafe")
 
 
 def _mlx_name(dtype: np.dtype) -> str:
@@ -229,9 +193,9 @@ class HostMemory:
             with self._lock:
                 self._collect()
         if is_small or self._n_lent + block.size > MOST_LENT:
-            copy = block.window(shape, dtype).copy()
+            own = block.window(shape, dtype).copy()
             self.give_back(block)
-            return copy
+            return own
         # Views refer to the array that they are of, and NumPy skips arrays that are views themselves, up to what is no
         # array; so all views of this one refer to it. It is no object of the garbage collector, so that its end cannot
         # be told before it has come, as it may be in a cycle.
