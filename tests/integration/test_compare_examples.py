@@ -130,6 +130,18 @@ def test_transformer_shapes_in_a_tiny_form(tmp_path):
     assert numbers["runs"]["0 (no cache)"]["distinct"]["largest_cache_mb"] == 0
 
 
+def test_a_text_is_the_same_in_all_ways_and_the_ring_needs_no_cache(tmp_path):
+    options = ("--quick", "--decode", "--tokens", "32", "--json", "texts.json", "--plot", "texts.png")
+    output = run_example("transformer_shapes.py", *options, folder=tmp_path)
+    rows = _rows(output, ["grows, as published", "grows, 16 MiB", "four lengths", "ring"])
+    texts = json.loads((tmp_path / "texts.json").read_text())["texts"]
+    assert list(texts) == list(rows) and all(row.endswith("yes") for row in rows.values())
+    assert all(len(text["tokens"]) == 32 for text in texts.values())
+    ring = texts["ring"]["cache_mb"]
+    assert max(ring) < 0.1 < texts["grows, as published"]["cache_mb"][-1]
+    assert (tmp_path / "texts.png").read_bytes().startswith(b"\x89PNG")
+
+
 def searched(**found: list[tuple[float, float]]) -> Comparison:
     """A comparison of limits, of each the speed and the largest cache in MiB, round by round."""
     nothing = Course(None, None, None)

@@ -13,7 +13,14 @@ from ezmsg.util.messages.axisarray import AxisArray
 mx = pytest.importorskip("mlx.core")
 nn = pytest.importorskip("mlx.nn")
 
-from ezmsg.mlx import Network, NetworkSettings, NetworkTransformer
+from ezmsg.mlx import (
+    AsArrayTransformer,
+    ChainTransformer,
+    Network,
+    NetworkSettings,
+    NetworkTransformer,
+    PowTransformer,
+)
 from ezmsg.mlx.network import RecurrentDecoder, windows
 from ezmsg.mlx.network.model import Model
 
@@ -237,6 +244,65 @@ def test_half_the_bits_give_nearly_the_same(dtype):
     expected, _ = results_of(made(**RECURRENT), [240])
     found, _ = results_of(made(**RECURRENT, dtype=dtype), [240])
     assert found.dtype == np.float32 and 0 < np.abs(found - expected).max() < 0.02
+
+
+def test_a_chain_runs_it_between_fused_stages_without_leaving_the_device(monkeypatch):
+    def stages():
+        return [
+            AsArrayTransformer(backend="mlx"),
+            PowTransformer(exponent=2.0),
+            made(**RECURRENT),
+            PowTransformer(exponent=2.0),
+            AsArrayTransformer(backend="numpy"),
+        ]
+
+    one_by_one, chain = stages(), ChainTransformer(make_chain=stages)
+    seen = []
+    run = NetworkTransformer._process
+    monkeypatch.setattr(NetworkTransformer, "_process", lambda self, given: seen.append(given.data) or run(self, given))
+    first = 0
+    for length in (30, 30, 1, 50, 20):
+        given = message(X[first : first + length], first)
+        expected = [given]
+        for stage in one_by_one:
+            expected = [
+                result
+                for each in expected
+                for output in [stage(each)]
+                for result in (output if isinstance(output, list) else [output])
+            ]
+        found = chain(given)
+        found = found if isinstance(found, list) else [found]
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one.data, other.data, rtol=1e-6, atol=1e-9)
+            assert one.axes["time"] == other.axes["time"]
+        first += length
+    assert all(isinstance(data, mx.array) for data in seen)
+
+
+def test_a_later_stage_that_fails_takes_back_what_it_did():
+    class Fails:
+        wanted = False
+
+        def __call__(self, given):
+            if self.wanted:
+                raise RuntimeError("on demand")
+            return given
+
+    fails, alone = Fails(), made(model_class=Total, window=2)
+    chain = ChainTransformer(make_chain=lambda: [made(model_class=Total, window=2), fails])
+    for number, wanted in enumerate((False, True, False)):
+        fails.wanted = wanted
+        given = message(X[10 * number : 10 * number + 10], 10 * number)
+        if wanted:
+            with pytest.raises(RuntimeError, match="on demand"):
+                chain(given)
+            continue
+        (found,) = chain(given)
+    alone(message(X[:10], 0))
+    (expected,) = alone(message(X[20:30], 20))
+    np.testing.assert_array_equal(found.data, expected.data)
 
 
 def scaled(factor):

@@ -297,7 +297,8 @@ def converted(arrays: Arrays, template: Mapping[str, Weight], pause: bool) -> li
 
 def _copied(array: mx.array | npt.NDArray, pause: bool) -> mx.array:
     if isinstance(array, mx.array):
-        return mx.array(array)
+        # Computed, so that the device has them in its memory before the first message that needs them.
+        return array * 1 if mx.issubdtype(array.dtype, mx.floating) else mx.array(array)
     if array.dtype == np.float64:
         array = array.astype(np.float32)
     if not pause or array.nbytes <= PIECE:
