@@ -1,4 +1,4 @@
-"""``python -m ezmsg.mlx.memory`` beside a running graph."""
+"""``ezmsg-mlx memory`` beside a running graph."""
 
 import os
 import socket
@@ -16,8 +16,6 @@ pytest.importorskip("mlx.core")
 pytest.importorskip("rich")
 
 GRAPH = """
-import sys
-
 import ezmsg.core as ez
 
 import ezmsg.mlx as mlx
@@ -35,20 +33,22 @@ class Chain(ez.Collection):
 
 
 if __name__ == "__main__":
-    ez.run(CHAIN=Chain(), graph_address=("127.0.0.1", int(sys.argv[1])), auto_start=True)
+    ez.run(CHAIN=Chain())
 """
 
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A graph at work with a monitor in it."""
+    """A graph at work with a monitor in it, where ``ez.run`` starts its server."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     script = tmp_path_factory.mktemp("graph") / "graph.py"
     script.write_text(GRAPH)
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    graph = subprocess.Popen([sys.executable, str(script), str(port)], **quiet)
+    environment = {name: value for name, value in os.environ.items() if name != "EZMSG_GRAPHSERVER_ADDR"}
+    environment["EZMSG_SERVER_PORT_START"] = str(port)
+    graph = subprocess.Popen([sys.executable, str(script)], env=environment, **quiet)
     try:
         yield f"127.0.0.1:{port}"
     finally:
@@ -56,9 +56,11 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         graph.wait()
 
 
-def run(*options: str) -> subprocess.CompletedProcess:
+def run(*options: str, first_port: str = "") -> subprocess.CompletedProcess:
     environment = os.environ | {"COLUMNS": "100", "EZMSG_LOGLEVEL": "WARNING"}
-    return warm.run(["-m", "ezmsg.mlx.memory", *options], environment=environment)
+    if first_port:
+        environment["EZMSG_SERVER_PORT_START"] = first_port
+    return warm.run(["-m", "ezmsg.mlx", "memory", *options], environment=environment)
 
 
 def test_it_shows_memory_and_lengths_of_the_process_and_draws_them(address, tmp_path):
@@ -67,7 +69,7 @@ def test_it_shows_memory_and_lengths_of_the_process_and_draws_them(address, tmp_
     latest = time.monotonic() + warm.TIME_LIMIT
     while time.monotonic() < latest:
         # Until the graph has started and its monitor is there.
-        done = run("--address", address, "--seconds", "3", "--plot", str(picture))
+        done = run("--seconds", "3", "--plot", str(picture), first_port=address.rpartition(":")[2])
         if done.returncode == 0 and "CHAIN/TO_MLX" in done.stdout:
             break
     assert done.returncode == 0, done.stderr
@@ -86,6 +88,16 @@ def test_a_graph_that_is_not_there_is_told_in_one_line():
         done = run("--address", f"127.0.0.1:{taken.getsockname()[1]}")
     assert done.returncode == 1
     assert done.stderr.startswith("There is no graph at 127.0.0.1:") and len(done.stderr.splitlines()) == 1
+
+
+def test_a_graph_is_looked_for_at_all_places_and_what_else_listens_there_does_no_harm():
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        done = run(first_port=str(silent.getsockname()[1]))
+    assert done.returncode == 1
+    assert done.stderr.startswith("There is no graph at 127.0.0.1:25978 or at 127.0.0.1:")
+    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("options", [["--address", "here"], ["--seconds", "soon"]])

@@ -131,10 +131,7 @@ async def _found(asked: Address | None, topic: str | None) -> tuple[Address, str
     places = [default, *(Address(DEFAULT_HOST, port) for port in range(first, first + _N_PORTS))]
     for address in places if asked is None else [asked]:
         try:
-            async with GraphContext(address, auto_start=False) as context:
-                if topic is None:
-                    topic = await asyncio.wait_for(_topic_of_a_monitor(context), _SECONDS_TO_ANSWER)
-                return address, topic
+            return address, await asyncio.wait_for(_topic_at(address, topic), _SECONDS_TO_ANSWER)
         except LookupError as error:
             problem = f"{error.args[0]} It is at {address}."
         except (OSError, EOFError, asyncio.TimeoutError) as error:
@@ -142,6 +139,13 @@ async def _found(asked: Address | None, topic: str | None) -> tuple[Address, str
             problem = problem or (told and f"There is no graph at {address}{told}.") or ""
     ports = f"{DEFAULT_HOST}:{first} to {first + _N_PORTS - 1}"
     raise LookupError(problem or f"There is no graph at {default} or at {ports}; --address says where it is.")
+
+
+async def _topic_at(address: Address, topic: str | None) -> str:
+    found = topic
+    async with GraphContext(address, auto_start=False) as context:
+        found = topic or await _topic_of_a_monitor(context)
+    return typing.cast(str, found)
 
 
 async def _rows(address: Address, topic: str, seconds: float) -> AsyncIterator[AxisArray]:

@@ -433,7 +433,7 @@ def _shown(value: object) -> str:
     return repr(value)
 
 
-def differences(there: str, wanted: str) -> list[str]:
+def differing_settings(there: str, wanted: str) -> list[str]:
     """What two recipes differ in, each in a few words: the recording, the stages, or their settings one by one."""
     recordings, stages = zip(*((text.partition("\n")[0], _stages_in(text)) for text in (there, wanted)), strict=True)
     parts = [recording.split(", ") for recording in recordings]

@@ -177,7 +177,8 @@ def _local_cluster(n_workers: int, hear: Callable[[typing.Any], None]) -> Iterat
                         processes=True,
                         dashboard_address=":0",
                         memory_limit=0,
-                        silence_logs=logging.ERROR,
+                        # A worker that is ended would speak of its heartbeat.
+                        silence_logs=logging.CRITICAL,
                     )
                 )
         except RuntimeError as error:

@@ -221,13 +221,13 @@ def choose(
     columns = [_chosen_columns(chosen, each, channels, path) for each in segments]
     headers = [each.channels.of(some) for each, some in zip(segments, columns, strict=True)]
     for number, header in enumerate(headers):
-        if what := differences(headers[0], header):
+        if what := differing_entries(headers[0], header):
             problem = f"has other {' and '.join(what)} in segment {segments[number].place} than in {segments[0].place}"
             raise fault(path, chosen.name, f"{problem}; allowed is to read them one at a time.")
     return Chosen(chosen.name, segments, columns, headers[0])
 
 
-def differences(one: Channels, other: Channels) -> list[str]:
+def differing_entries(one: Channels, other: Channels) -> list[str]:
     """What is not the same in two headers."""
     same = {"labels": one.labels == other.labels, "rates": one.rate == other.rate}
     if len(one.labels) == len(other.labels):
@@ -578,7 +578,7 @@ def _described(stream: Stream, path: Path) -> StreamInfo:
     for segment, header in zip(stream.sampled.segments, headers, strict=True):
         runs = segment.runs()
         gaps = tuple(int(first) for first in runs.firsts[1:])
-        other = tuple(differences(headers[0], header))
+        other = tuple(differing_entries(headers[0], header))
         duration = segment.n_samples / header.rate
         segments.append(SegmentInfo(segment.n_samples, float(runs.times[0]), duration, gaps, other))
     first = stream.sampled.segments[0]

@@ -25,7 +25,7 @@ from ezmsg.baseproc import resolve_stream_dim
 from ezmsg.util.messages.axisarray import AxisArray, AxisBase
 
 from ..stream.unit import check_number, check_path
-from .checkpoint import differences, pack, unpack
+from .checkpoint import differing_settings, pack, unpack
 from .contracts import Opened
 from .reading import import_extra
 from .zarrlayout import (
@@ -468,7 +468,7 @@ class ZarrSink:
         if recipe != self._recipe:
             raise FileExistsError(
                 f"{self.path} has results of another recording, or with other settings; remove it or choose another "
-                f"name. Here {'; '.join(differences(str(recipe), self._recipe))}."
+                f"name. Here {'; '.join(differing_settings(str(recipe), self._recipe))}."
             )
         return True
 
