@@ -80,6 +80,12 @@ class Options:
 options = Options()
 """Of all that runs from now on; see :func:`using`."""
 
+
+def contracts() -> bool:
+    """Whether a multiplication and an addition may be rounded once."""
+    return "-fmad=true" == options.cuda_flag or "-ffp-contract=fast" in options.flags
+
+
 launches: list["Launch"] = []
 """What has been run, most recent last, while :func:`recorded` is on."""
 

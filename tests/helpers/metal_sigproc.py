@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 from scipy.signal import butter, lfilter, sosfilt
 
+from . import metal_emulation
 from .recurrences import Cases, check_close, noise
 
 SIZES = [(1, (1, 32)), (30, (32, 512)), (300, (512,)), (300, (7, 33, 100)), (1500, (32, 512))]
@@ -68,7 +69,9 @@ def serial_sections(modules: Modules, n_channels: int) -> None:
     for n, sizes in SIZES:
         x, zi = noise(n_channels, n), np.full((1, n_channels, 2), 0.1)
         y, zf = modules.sosfilt.sosfilt_mlx_metal(mx.array(SLOW), mx.array(x), mx.array(zi), chunk_sizes=sizes)
-        # In float32, whose rounding is 1e-3 of the state of such a filter.
+        # In float32, whose rounding is 1e-3 of the state of such a filter; where a multiplication and an addition are
+        # rounded as one, which the kernel allows, it is another rounding.
+        tolerance = 1e-3 if metal_emulation.contracts() else 1e-6
         expected, last = sosfilt(SLOW, x, zi=zi.astype(np.float32))
-        check_close(y, expected, 1e-6)
-        check_close(zf, last, 1e-6, peak=np.abs(expected).max())
+        check_close(y, expected, tolerance)
+        check_close(zf, last, tolerance, peak=np.abs(expected).max())
