@@ -18,6 +18,8 @@ from scipy.signal import firwin
 
 mx = pytest.importorskip("mlx.core")
 
+from helpers.on_no_gpu import as_on_a_gpu
+
 import ezmsg.mlx
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -282,15 +284,25 @@ def test_settings_are_checked(name, settings, error):
         make("mlx", name, settings)
 
 
-def test_activation_is_fused():
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+@pytest.mark.parametrize("case", ["sigmoid", "comb", "square law"])
+def test_they_are_fused_in_a_chain(case, device):
+    name, settings, changes = CASES[case]
+    alone = make("mlx", name, settings)
     stages = [
         ezmsg.mlx.AsArrayTransformer(backend="mlx"),
-        ezmsg.mlx.ActivationTransformer(function="sigmoid"),
+        make("mlx", name, settings),
         ezmsg.mlx.AsArrayTransformer(backend="numpy"),
     ]
-    chain = ezmsg.mlx.ChainTransformer(stages.copy)
-    alone = ezmsg.mlx.ActivationTransformer(function="sigmoid")
-    for message in stream(["time", "ch"], (30,) * 4):
-        given = replace(message, data=message.data.astype(np.float32))
-        np.testing.assert_allclose(chain(given).data, alone(given).data, rtol=1e-6)
-    assert chain._runner._usual is not None
+    chain = ezmsg.mlx.ChainTransformer(stages.copy, lengths=(30,))
+    with as_on_a_gpu() if device == "gpu" else contextlib.nullcontext():
+        for number, message in enumerate(stream(["time", "ch"], (30, 30, 30, 7, 30, 30, 30, 30))):
+            if number == 6:
+                for transformer in (alone, stages[1]):
+                    changed(transformer, changes)
+            given = replace(message, data=message.data.astype(np.float32))
+            found, expected = chain(given), alone(as_mlx(given))
+            assert found.axes == expected.axes
+            np.testing.assert_allclose(found.data, expected.data, rtol=0, atol=1e-6 * np.abs(expected.data).max())
+            if number == 5:
+                assert chain._runner._usual is not None

@@ -14,7 +14,7 @@ from ezmsg.util.messages.util import replace
 
 from .stream.convert import as_float32, is_mlx_array
 from .stream.device import uses_gpu
-from .stream.fusible import Array, FusedStage
+from .stream.fusible import Array, FusedStage, OfEachSample
 from .stream.unit import TakesMessages, TransformerTakesSettings, UnitTakesSettings
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class ActivationTransformer(
         )
 
 
-class FusedActivation(FusedStage[ActivationTransformer]):
+class FusedActivation(OfEachSample[ActivationTransformer]):
     """The function of each sample."""
 
     def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:

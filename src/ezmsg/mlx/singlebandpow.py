@@ -18,6 +18,7 @@ from .filter import FilterByDesign
 from .pow import PowTransformer
 from .stream.convert import is_mlx_array
 from .stream.device import uses_gpu
+from .stream.fusible import FusedSequence, FusedStage, fused_stage
 from .stream.unit import TakesMessages, TransformerTakesSettings, UnitTakesSettings, check_fields, check_number
 
 
@@ -136,6 +137,13 @@ class SquareLawBandPowerTransformer(
     @staticmethod
     def _initialize_processors(settings: sigproc.SquareLawBandPowerSettings) -> dict[str, Any]:
         return _with_own_stages(sigproc.SquareLawBandPowerTransformer._initialize_processors(settings))
+
+    def fuse(self, message: AxisArray) -> FusedStage | None:
+        """See :mod:`ezmsg.mlx.stream.fusible`."""
+        # Messages keep their axes until the last stage, so that each is given one like this.
+        stages = [fused_stage(stage, message) for stage in self._procs.values()]
+        found = [stage for stage in stages if stage is not None]
+        return FusedSequence(self, message, found) if len(found) == len(stages) else None
 
 
 class SquareLawBandPower(

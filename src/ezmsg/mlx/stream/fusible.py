@@ -39,6 +39,7 @@ methods. They count for exactly that class:
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -179,6 +180,82 @@ class OfEachSample(FusedStage[TransformerT]):
     def allows_rate(self, gain: float) -> bool:
         """See :class:`FusedStage`."""
         return True
+
+
+class FusedSequence(FusedStage[TransformerT]):
+    """A composite as its stages, one after the other.
+
+    Arrays: those of all stages in a row. Counts: those of each. Variant: those of the stages, and how many samples come
+    out of each.
+
+    Args:
+        transformer: The composite.
+        message: As it came into it.
+        stages: What it consists of, each for the message that comes into it.
+    """
+
+    def __init__(self, transformer: TransformerT, message: AxisArray, stages: Sequence[FusedStage]) -> None:
+        super().__init__(transformer, message)
+        self._stages, self._sizes = tuple(stages), (0,) * len(stages)
+        self.takes = stages[0].takes
+
+    def parts(self) -> Sequence[Any]:
+        """See :class:`FusedStage`."""
+        return [part for stage in self._stages for part in (stage.transformer, *stage.parts())]
+
+    def load(self) -> tuple[tuple[mx.array, ...], Counts] | None:
+        """See :class:`FusedStage`."""
+        arrays: list[mx.array] = []
+        sizes, counts = [], []
+        for stage in self._stages:
+            if (state := stage.load()) is None:
+                return None
+            arrays += state[0]
+            sizes.append(len(state[0]))
+            counts.append(state[1])
+        self._sizes = tuple(sizes)
+        return tuple(arrays), tuple(counts)
+
+    def store(self, arrays: tuple[mx.array, ...], counts: Counts) -> None:
+        """See :class:`FusedStage`."""
+        for stage, held, count in zip(self._stages, self._grouped(arrays), counts, strict=True):
+            stage.store(held, count)
+
+    def advance(self, n_samples: int, counts: Counts) -> Advance | None:
+        """See :class:`FusedStage`."""
+        steps: list[Advance] = []
+        for stage, count in zip(self._stages, counts, strict=True):
+            step = stage.advance(n_samples, count) if n_samples else Advance(None, 0, count)
+            if step is None:
+                return None
+            n_samples = step.n_samples
+            steps.append(step)
+        variant = tuple((step.variant, step.n_samples) for step in steps)
+        return Advance(variant, n_samples, tuple(step.counts for step in steps))
+
+    def relabel(self, axes: Axes, n_samples: int, counts: Counts) -> Axes:
+        """See :class:`FusedStage`."""
+        for stage, count in zip(self._stages, counts, strict=True):
+            axes = stage.relabel(axes, n_samples, count)
+            step = stage.advance(n_samples, count) if n_samples else None
+            n_samples = step.n_samples if step is not None else 0
+        return axes
+
+    def apply(self, x: Array, arrays: tuple[Array, ...], variant: Variant) -> tuple[Array, tuple[Array, ...]]:
+        """See :class:`FusedStage`."""
+        after: list[Array] = []
+        is_empty = False
+        for stage, held, (how, n_samples) in zip(self._stages, self._grouped(arrays), variant, strict=True):
+            if not is_empty:
+                x, held = stage.apply(x, held, how)
+                is_empty = n_samples == 0
+                x = x if is_empty else for_next_stage(x)
+            after += held
+        return x, tuple(after)
+
+    def _grouped(self, arrays: Sequence[Any]) -> list[tuple[Any, ...]]:
+        given = iter(arrays)
+        return [tuple(itertools.islice(given, size)) for size in self._sizes]
 
 
 Fuse: TypeAlias = Callable[[TransformerT, AxisArray], "FusedStage | None"]
