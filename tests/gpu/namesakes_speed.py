@@ -93,11 +93,13 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", type=Path)
     parser.add_argument("--device", default="gpu")
+    parser.add_argument("--units", nargs="*", help="only these")
     options = parser.parse_args()
     mx.set_default_device(mx.gpu if options.device == "gpu" else mx.cpu)
     warnings.simplefilter("ignore")
     bench, rows = benchmark(), []
-    for unit, (name, settings) in bench.cases().items():
+    chosen = {unit: case for unit, case in bench.cases().items() if not options.units or unit in options.units}
+    for unit, (name, settings) in chosen.items():
         try:
             error = error_of(bench.make("mlx", name, settings), bench.make("sigproc", name, settings), bench.FS)
             times = [

@@ -112,7 +112,6 @@ class _Kept:
             kept = self._data[(slice(None),) * self._axis + (slice(number - self._first, None),)]
             # A copy: a part of a view would keep the whole message.
             self._data, self._first = np.array(kept) if isinstance(kept, np.ndarray) else mx.contiguous(kept), number
-            mx.async_eval(self._data)
 
 
 def _interpolated(
@@ -135,8 +134,11 @@ def _interpolated(
     finite = np.where(np.isfinite(places), places, 0.0)
     index = np.clip(np.floor(finite), 0, data.shape[axis] - 2).astype(np.int32)
     shape = tuple(-1 if i == axis else 1 for i in range(data.ndim))
-    low, high = (mx.take(data, mx.array(index + i), axis=axis) for i in (0, 1))
-    result = low + mx.array((finite - index).astype(np.float32)).reshape(shape) * (high - low)
+    # In one array, since each that goes up costs as much as all the rest; float32 holds these numbers exactly.
+    given = mx.array(np.stack([index, finite - index]).astype(np.float32))
+    first, share = given[0].astype(mx.int32), given[1].reshape(shape)
+    low, high = (mx.take(data, first + i, axis=axis) for i in (0, 1))
+    result = low + share * (high - low)
     for end, value in zip((-math.inf, math.inf), fill or (), strict=False):
         if (places == end).any():
             result = mx.where(mx.array(places == end).reshape(shape), value, result)

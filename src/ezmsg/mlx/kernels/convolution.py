@@ -171,9 +171,10 @@ class FilterBank:
             spectrum = fft.rfft(blocks, axis=-1) * spectra[:, None, None, :]
             y = fft.irfft(spectrum, n=block, axis=-1)[..., n_before:]
             parts.append(y.reshape(len(self._taps), len(x), n * step))
-            if xp is not np:
-                xp.async_eval(parts[-1])
             start += n
+            if xp is not np and start < n_blocks:
+                # The blocks of the next step then need not wait for all of these to be asked for.
+                xp.async_eval(parts[-1])
         y = (parts[0] if len(parts) == 1 else xp.concatenate(parts, axis=-1))[..., :n_samples]
         y = y + xp.array(self._sums.astype(np.float32))[:, None, None] * mean
         if is_clean:
