@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -16,6 +17,7 @@ from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 from helpers.offline_memory import MemorySink, MemorySource
 from helpers.processes import RecordedLog
+from helpers.random_recordings import RandomRecording, detrended
 from scipy import signal
 
 from ezmsg.mlx import (
@@ -31,7 +33,16 @@ from ezmsg.mlx import (
     process_recordings,
 )
 from ezmsg.mlx.butterworthfilter import ButterworthFilterTransformer
-from ezmsg.mlx.offline.pieces import grids_of, plan_pieces, results_after
+from ezmsg.mlx.offline.pieces import (
+    MOST_ROWS,
+    Piece,
+    PieceResults,
+    Seams,
+    differences,
+    grids_of,
+    plan_pieces,
+    results_after,
+)
 from ezmsg.mlx.offline.zarrlayout import RowWriter, rows_of_chunk
 from ezmsg.mlx.scaler import AdaptiveStandardScalerTransformer
 from ezmsg.mlx.stream.fusible import averaging_time, filter_time
@@ -150,9 +161,7 @@ def test_a_recording_of_one_piece_gives_the_very_bits(path, executor):
     np.testing.assert_array_equal(contents(path)[0], expected.results)
 
 
-@pytest.mark.parametrize(
-    "layout", [{"chunk_samples": 37}, {"chunk_samples": 1}, {"chunk_mb": 0.03, "chunk_channels": 3}, {}]
-)
+@pytest.mark.parametrize("layout", [{"chunk_samples": 100}, {"chunk_mb": 0.03, "chunk_channels": 3}])
 @pytest.mark.parametrize("factory", [double, bins_chain])
 def test_no_two_pieces_write_to_one_chunk(layout, factory, path, executor, monkeypatch):
     written, write = [], RowWriter.write
@@ -400,3 +409,121 @@ def test_pieces_that_are_there_are_left_alone_and_the_bits_are_those_of_a_run_wi
     with RecordedLog() as log:
         again = in_pieces(source(), filter_chain, path, executor)
     assert again.first_sample == again.n_samples and any("there already" in info for info in log.infos)
+
+
+# ------------------------------------------------------------------------------------------------------------ seams
+
+
+def seams(before, last, largest):
+    return Seams(np.asarray(before, float), np.asarray(last, float), np.asarray(largest, float), 0.0)
+
+
+def difference(one, other, largest=(1.0,)):
+    """What two pieces differ by whose rows in front of the seam are these."""
+    return differences([seams([], one, largest), seams(other, [], largest)])
+
+
+def test_differences_are_shares_of_the_largest_result_of_each_channel_in_all_pieces():
+    pieces = [seams([], [[1.0, 10.0]], [2.0, 10.0]), seams([[1.0, 11.0]], [[0.0, 0.0]], [1.0, 40.0])]
+    assert differences(pieces) == [1.0 / 40.0]
+    assert difference([[1.0, 10.0]], [[1.5, 10.0]], (2.0, 1000.0)) == [0.25]
+    # A channel that holds noise only is measured on a ten-thousandth of the largest.
+    assert difference([[1e-9, 10.0]], [[2e-9, 10.0]], (2e-9, 1000.0)) == [pytest.approx(1e-8)]
+    assert difference([[0.0]], [[1e-9]], (0.0,)) == [math.inf]
+
+
+def test_a_result_that_is_not_finite_in_one_piece_alone_is_an_infinite_difference():
+    for value in (np.nan, np.inf):
+        assert difference([[value, 1.0]], [[value, 1.0]], (0.0, 1.0)) == [0.0]
+        assert difference([[value, 1.0]], [[0.5, 1.0]], (1.0, 1.0)) == [math.inf]
+        assert difference([[0.5, 1.0]], [[value, 1.0]], (1.0, 1.0)) == [math.inf]
+    assert difference([[np.inf]], [[-np.inf]]) == [math.inf]
+
+
+def test_integers_may_differ_by_one_and_no_more():
+    one = Seams(np.zeros((0, 1), np.int16), np.array([[100]], np.int16), np.array([100.0]), 0.0)
+    for value, expected in ((101, 0.0), (99, 0.0), (102, 0.02)):
+        assert differences([one, one._replace(before=np.array([[value]], np.int16))]) == [expected]
+
+
+class KeptSink(MemorySink):
+    """Of a piece: the checkpoint is what is kept with it."""
+
+    def checkpoint(self, state):
+        self.kept_with = state
+
+
+@pytest.mark.parametrize("n", [1, 3, 10, 1000])
+def test_what_is_compared_are_the_last_rows_and_those_in_front_that_have_settled(n):
+    """However messages lie: wholly inside the margin, across its end, or one for all."""
+    piece = Piece(1, 100, 400, 50, start=20, first_result=20, first_settled=95, results_begin=100, results_end=400)
+    sink = KeptSink()
+    results = PieceResults(sink, piece)
+    recording = MemorySource(n_samples=400, chunk=n)
+    recording.data[:] = np.arange(400)[:, None] * [1, -1, 0, 2]
+    for message in recording.read(20):
+        results.append(message)
+    results.finish("a recording")
+    kept = Seams.unpacked(sink.kept_with)
+    np.testing.assert_array_equal(kept.before, recording.data[95:100])
+    np.testing.assert_array_equal(kept.last, recording.data[400 - MOST_ROWS :])
+    np.testing.assert_array_equal(kept.largest, [399, 399, 0, 798])
+    np.testing.assert_array_equal(np.concatenate([row.data for row in sink.rows]), recording.data[100:])
+
+
+def test_the_largest_result_is_that_of_what_is_finite():
+    rows = np.array([[np.nan, -3.0, np.inf], [np.inf, 2.0, np.nan]])
+    piece = Piece(0, 0, 2, results_end=2)
+    results = PieceResults(KeptSink(), piece)
+    axes = {"time": AxisArray.TimeAxis(fs=1.0)}
+    results.append(AxisArray(rows, ["time", "ch"], axes=axes, stream_dim="time"))
+    np.testing.assert_array_equal(Seams.unpacked(results.seams).largest, [0.0, 3.0, 0.0])
+
+
+# ------------------------------------------------------------------------------------------------- as they are found
+
+N_RANDOM = int(os.environ.get("EZMSG_MLX_RANDOM_RECORDINGS", "6"))
+"""The whole number is 200."""
+
+
+@pytest.mark.parametrize("seed", range(N_RANDOM))
+def test_any_recording_gives_the_results_of_one_run(seed, path, executor):
+    recording, expected = RandomRecording(seed), MemorySink()
+    options = {"rechunk": recording.rechunk, "progress": False}
+    process_recording(recording, recording.factory, expected, **options)
+    done = in_pieces(recording, recording.factory, path, executor, checkpoint_seconds=recording.seconds, **options)
+    data, times = contents(path)
+    assert data.shape == expected.results.shape and done.n_pieces > 1
+    np.testing.assert_allclose(times, expected.times, rtol=0, atol=1e-9)
+    finite = np.isfinite(expected.results)
+    np.testing.assert_array_equal(np.isfinite(data), finite)
+    one, other = (np.where(finite, each, 0.0).astype(np.float64) for each in (data, expected.results))
+    peak = np.abs(other).max(axis=0)
+    room = 1.0 if data.dtype.kind == "i" else 0.0
+    scale = np.maximum(peak, 1e-4 * peak.max())
+    if not np.ptp(recording.data, axis=0).any():
+        scale = np.abs(recording.data).max()  # of nothing but constants the noise of rounding is left
+    # Twice the tolerance: beside a channel at its rail, float32 rounds to as much.
+    assert (np.abs(one - other) <= room + 2e-6 * scale).all()
+
+
+class Sums(BaseTransformer[None, AxisArray, AxisArray]):
+    """Does not forget, though it says so."""
+
+    total = 0.0
+
+    def settling_time(self, tolerance, gain):
+        return 10 * gain
+
+    def _process(self, message):
+        data = np.cumsum(message.data, axis=0, dtype=float) + self.total
+        self.total = data[-1]
+        return replace(message, data=data)
+
+
+def test_of_constants_alone_the_noise_of_rounding_is_no_difference_but_others_are(path, executor):
+    recording = source()
+    recording.data[:] = [1000, 0, 32767, -5]
+    assert in_pieces(recording, detrended, path, executor).largest_difference < 1e-6
+    with pytest.raises(ValueError, match="neighbouring pieces differ"):
+        in_pieces(recording, Sums, path.with_name("sums.zarr"), executor)

@@ -411,7 +411,9 @@ class PieceTask:
                 piece = piece.settled_after_gaps(source, steps)
                 begin_at(steps, 1.0 / source.sampling_rate, piece.first_result)
                 first, results = piece.start, PieceResults(self.sink, piece)
-            yield from self._run(chain, results or self.sink, conversion, first)
+            messages = span(source, first, piece.end)
+            messages = messages if results is None else results.watch(messages)
+            yield from self._run(chain, messages, results or self.sink, conversion, first)
             if results is not None:
                 chain.check_forgets()
                 results.finish(source.identity)
@@ -423,6 +425,7 @@ class PieceTask:
     def _run(
         self,
         chain: ResumableChain,
+        messages: Iterator[AxisArray],
         sink: TakesResults,
         conversion: AsArrayTransformer | None,
         first: int,
@@ -436,7 +439,7 @@ class PieceTask:
             behind = writing = stack.enter_context(WriteBehind(sink))
             if conversion is not None:
                 behind = stack.enter_context(ReadBehind(writing, conversion))
-            for message in stack.enter_context(read_ahead(span(source, first, piece.end))):
+            for message in stack.enter_context(read_ahead(messages)):
                 for result in chain.process(message):
                     behind.append(result)
                 done += message.data.shape[message.get_axis_idx(resolve_stream_dim(message))]

@@ -311,6 +311,9 @@ class Seams(typing.NamedTuple):
     """The largest absolute value of each channel in the piece, of shape (...); 0 where none is finite.
     Empty where it has no results."""
 
+    constant: float
+    """The largest absolute value of the samples, if each channel holds a constant; else 0."""
+
     def packed(self) -> bytes:
         """As bytes, for :meth:`unpacked`."""
         return pack(tuple(self), ())
@@ -318,7 +321,7 @@ class Seams(typing.NamedTuple):
     @classmethod
     def unpacked(cls, packed: bytes) -> Seams:
         """The inverse of :meth:`packed`."""
-        return cls(*typing.cast("tuple[npt.NDArray, npt.NDArray, npt.NDArray]", unpack(packed, ())))
+        return cls(*typing.cast("tuple[npt.NDArray, npt.NDArray, npt.NDArray, float]", unpack(packed, ())))
 
 
 def differences(pieces: Sequence[Seams]) -> list[float]:
@@ -330,7 +333,8 @@ def differences(pieces: Sequence[Seams]) -> list[float]:
     """
     largest = [piece.largest for piece in pieces if piece.largest.size]
     peak = np.max(largest, axis=0) if largest else np.zeros(())
-    peak = np.maximum(peak, LEAST_SCALE * peak.max(initial=0.0))
+    # Of a recording of nothing but constants the noise of rounding may be all that is left.
+    peak = np.maximum(peak, max(LEAST_SCALE * peak.max(initial=0.0), min(piece.constant for piece in pieces)))
     found = []
     for piece, following in itertools.pairwise(pieces):
         n = min(len(piece.last), len(following.before))
@@ -367,6 +371,19 @@ class PieceResults:
         self._before: list[npt.NDArray] = []
         self._last: list[npt.NDArray] = []
         self._largest: npt.NDArray | None = None
+        self._constant: npt.NDArray | None = None
+        """The first samples, as long as all others were the same."""
+        self._has_samples = False
+
+    def watch(self, messages: Iterator[AxisArray]) -> Iterator[AxisArray]:
+        """The samples that the results come from, on their way to the chain."""
+        for message in messages:
+            if isinstance(message, AxisArray) and 0 not in message.data.shape:
+                if not self._has_samples:
+                    self._constant, self._has_samples = np.array(_rows(message)[:1]), True
+                if self._constant is not None and not (_rows(message) == self._constant).all():
+                    self._constant = None
+            yield message
 
     def append(self, message: AxisArray) -> None:
         """Take the next results, in memory of NumPy."""
@@ -402,7 +419,9 @@ class PieceResults:
         """Packed :class:`Seams` of what has come so far."""
         last = np.concatenate(self._last)[-MOST_ROWS:] if self._last else np.zeros((0,))
         before = np.concatenate(self._before) if self._before else np.zeros((0,))
-        return Seams(before, last, np.zeros((0,)) if self._largest is None else self._largest).packed()
+        largest = np.zeros((0,)) if self._largest is None else self._largest
+        constant = 0.0 if self._constant is None else float(np.abs(self._constant).max())
+        return Seams(before, last, largest, constant).packed()
 
     def finish(self, recording: str) -> None:
         """Have the sink keep the seams with the results.
