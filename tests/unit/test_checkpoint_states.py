@@ -222,3 +222,23 @@ def test_a_function_in_a_chain_cannot_be_saved():
     step = ezmsg.mlx.ChainTransformer(make_chain=lambda: [ezmsg.mlx.PowTransformer(), lambda message: message])
     with pytest.raises(checkpoint.CannotSave, match="is not a processor"):
         checkpoint.save(step)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (ezmsg.mlx.EWMATransformer(time_constant=0.1), ezmsg.mlx.EWMATransformer(time_constant=0.1 + 1e-12)),
+        (
+            ezmsg.mlx.FilterTransformer(coefs=np.array([[1.0, 0.0, 0.0, 1.0, -0.5, 0.1]]), coef_type="sos"),
+            ezmsg.mlx.FilterTransformer(coefs=np.array([[1.0, 0.0, 0.0, 1.0, -0.5, 0.1 + 1e-12]]), coef_type="sos"),
+        ),
+        (
+            ezmsg.mlx.FilterTransformer(coefs=(np.ones(2000), np.ones(1))),
+            ezmsg.mlx.FilterTransformer(coefs=(np.ones(2000) + (np.arange(2000) == 999) * 1e-12, np.ones(1))),
+        ),
+    ],
+    ids=["a number", "an array", "the middle of a long one"],
+)
+def test_settings_that_differ_far_behind_the_point_are_others(one, other):
+    """So that nobody goes on at a checkpoint of other settings, or takes their results for its own."""
+    assert checkpoint.description(one) != checkpoint.description(other)

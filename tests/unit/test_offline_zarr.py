@@ -412,6 +412,81 @@ def test_gaps_and_irregular_times_are_kept(tmp_path):
     np.testing.assert_allclose(group["time"][:], [3.0, 3.01, 9.0, 9.5])
 
 
+def with_attrs(path, attrs, data=None):
+    """A group whose first message has *attrs*."""
+    data = np.arange(400, dtype=np.int16).reshape(100, 4) if data is None else data
+    with opened(path) as sink:
+        sink.append(replace(message(data), attrs=attrs))
+        sink.commit()
+    return zarr.open_group(str(path), mode="r")["data"]
+
+
+MEANING = [
+    {"scale_factor": 0.195, "add_offset": 10.0},
+    {"_FillValue": 0},
+    {"missing_value": 100},
+    {"_Unsigned": "true"},
+    {"units": "seconds since 2020-01-01"},
+    {"unit": "seconds since 2020-01-01"},
+    {"unit": "seconds"},
+    {"dtype": "bool"},
+    {"_ARRAY_DIMENSIONS": ["x", "y"], "coordinates": "nothing", "calendar": "noleap"},
+]
+
+
+@pytest.mark.parametrize("attrs", MEANING, ids=str)
+def test_attributes_by_which_readers_change_values_are_kept_under_other_names(tmp_path, attrs):
+    xarray = pytest.importorskip("xarray")
+    data = with_attrs(tmp_path / "r.zarr", attrs)
+    found = dict(data.attrs)
+    for name, value in attrs.items():
+        assert found["unit" if name == "unit" else f"attr_{name}"] == value
+    with xarray.open_zarr(tmp_path / "r.zarr") as shown:
+        assert shown["data"].dtype == np.int16 and shown["data"].dims == ("time", "ch")
+        np.testing.assert_array_equal(shown["data"], data[:])
+
+
+def test_attributes_are_json_and_nested_values_of_numpy_are_kept(tmp_path):
+    attrs = {
+        "impedance": np.nan,
+        "range": [0.0, np.inf, -np.inf],
+        "nested": {"gain": np.float32(0.5), "map": np.arange(4).reshape(2, 2), "names": (np.str_("a"), b"b"), 3: {4}},
+        "when": np.datetime64("2026-12-01"),
+        "phase": 1 + 2j,
+        "attr_units": "mine",
+        "units": "other",
+        "function": print,
+    }
+    found = dict(with_attrs(tmp_path / "r.zarr", attrs).attrs)
+    expected = {
+        "impedance": "NaN",
+        "range": [0.0, "Infinity", "-Infinity"],
+        "nested": {"gain": 0.5, "map": [[0, 1], [2, 3]], "names": ["a", "b"], "3": [4]},
+        "when": "2026-12-01",
+        "phase": "(1+2j)",
+        "attr_units": "mine",
+        "attr_attr_units": "other",
+    }
+    assert {name: found.get(name) for name in expected} == expected and "function" not in found
+    for file in (tmp_path / "r.zarr").rglob(".z*"):
+        json.loads(file.read_text(), parse_constant=pytest.fail)
+
+
+def test_a_slash_or_a_dot_in_a_name_is_no_group_and_no_hidden_file(tmp_path):
+    kinds = np.array([("x", 1), ("y", 2)], [("label", "U1"), ("a/b", "i4")])
+    ch = AxisArray.CoordinateAxis(data=kinds, dims=["bank/ch"])
+    freq = AxisArray.LinearAxis(unit="Hz", gain=2.0)
+    with opened(tmp_path / "r.zarr") as sink:
+        sink.append(message(np.zeros((5, 2, 3)), ("time", "bank/ch", "..freq"), **{"bank/ch": ch, "..freq": freq}))
+        sink.append(message(np.ones((5, 2, 3)), ("time", "bank/ch", "..freq"), **{"bank/ch": ch, "..freq": freq}))
+        sink.commit()
+    group = zarr.open_group(str(tmp_path / "r.zarr"), mode="r")
+    assert {name for name, _ in group.arrays()} == {"data", "time", "bank_ch", "bank_ch_a_b", "_..freq"}
+    assert not list(group.groups())
+    assert list(group["bank_ch"][:]) == ["x", "y"]
+    assert list(group["data"].attrs["_ARRAY_DIMENSIONS"]) == ["time", "bank_ch", "_..freq"]
+
+
 def test_mlx_data_is_converted_and_the_callers_memory_is_not_kept(tmp_path):
     import mlx.core as mx
 
