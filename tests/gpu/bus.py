@@ -190,7 +190,7 @@ class Table:
     def line(row: dict) -> str:
         held = f"  held to {row['held_to']:.0f}" if row["held_to"] else ""
         return (
-            f"{row['part']:26} {row['shape']:>11} {row['dtype']:8} {row['way']:30} "
+            f"{row['part']:26} {row['shape']:>11} {row['dtype']:8} {row['way']:32} "
             f"{row['us']:9.1f} us  p99 {row['p99']:9.1f} ({row['ratio']:.2f})  {row['gb_s']:5.1f} GB/s{held}"
         )
 
@@ -274,31 +274,6 @@ def conversions(
             table.add("conversions", shape, dtype, in_turns(alone, turns, 10, check=False))
 
 
-def parts(table: Table, shapes: Sequence[tuple[int, int]], n: int) -> None:
-    """Up alone and down alone, each waited for."""
-    for shape in shapes:
-        x = messages_of(*shape, 1)[0].data
-        for dtype in ("int16", "float32"):
-            data, times = x.astype(dtype), {"up": [], "down": [], "copy on the host": []}
-            for _ in range(count_of(shape, n)):
-                at = time.perf_counter()
-                y, _narrowed = convert.numpy_to_mlx(data, "float32")
-                mx.eval(y)
-                mx.synchronize()
-                times["up"].append(1e6 * (time.perf_counter() - at))
-                y = y * 1.0001
-                mx.eval(y)
-                mx.synchronize()
-                at = time.perf_counter()
-                result = convert.mlx_to_numpy(y)
-                times["down"].append(1e6 * (time.perf_counter() - at))
-                del result
-                at = time.perf_counter()
-                data.copy()
-                times["copy on the host"].append(1e6 * (time.perf_counter() - at))
-            table.add("parts", shape, dtype, {name: each[5:] for name, each in times.items()})
-
-
 def uploads(table: Table, shapes: Sequence[tuple[int, int]], n: int) -> None:
     """What an upload consists of, and other ways of doing it; each is waited for."""
     copies = bus_of_device()
@@ -316,11 +291,17 @@ def uploads(table: Table, shapes: Sequence[tuple[int, int]], n: int) -> None:
                 with mock.patch.object(convert, "LARGE_MESSAGE", 1 << 62):
                     return convert.numpy_to_mlx(data, "float32")[0]
 
+            def staged_always(data: npt.NDArray = data) -> mx.array:
+                with mock.patch.object(convert, "LEAST_STAGED", 0):
+                    return convert.numpy_to_mlx(data, "float32")[0]
+
             calls: dict[str, Callable[[], mx.array | None]] = {
                 "as it is": lambda data=data: convert.numpy_to_mlx(data, "float32")[0],
+                "by a kernel": staged_always,
                 "in one part": in_one,
                 "by one thread": no_helpers,
                 "new memory of MLX": lambda data=data: keep_on_host(mx.array(data)).astype(mx.float32) * 1.0,
+                "new memory of MLX, widened there": lambda data=data: keep_on_host(mx.array(data, mx.float32)) * 1.0,
                 "the copy alone": lambda data=data, block=block, kind=kind: block.filled(data, kind),
                 "MLX's kernel alone": lambda staged=staged: staged.astype(mx.float32) * 1.0,
             }
@@ -415,7 +396,7 @@ def main() -> int:
     parts_of_all = (
         lambda: samples(table, TINY_SHAPES if options.tiny else SHAPES, options.ways, n),
         lambda: conversions(table, TINY_SHAPES if options.tiny else CONVERTED_SHAPES, bare, DTYPES, n // 2),
-        lambda: parts(table, TINY_SHAPES if options.tiny else CONVERTED_SHAPES, n // 4),
+        lambda: uploads(table, TINY_SHAPES if options.tiny else CONVERTED_SHAPES, n // 2),
         lambda: features(table, TINY_SHAPES if options.tiny else FEATURE_SHAPES, bare, n),
         lambda: on_cpu(table, TINY_SHAPES if options.tiny else CPU_SHAPES, n // 4),
         lambda: kept(table, TINY_SHAPES[1] if options.tiny else (300, 256)),

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 import pytest
 
 from ezmsg.mlx import cache
-from ezmsg.mlx.cache import MIB
+from ezmsg.mlx.cache import MIB, auto
 from ezmsg.mlx.cache.auto import AutoLimit
 from ezmsg.mlx.cache.guard import MLX_CPU_DEFAULT, CacheGuard
+from ezmsg.mlx.stream.hostmemory import Block, HostMemory
 
 GPU_DEFAULT = 130_000 * MIB
 
@@ -176,6 +177,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, gpu: bool, mlx: Allocator | None =
     package.core = mlx
     monkeypatch.setitem(sys.modules, "mlx", package)
     monkeypatch.setitem(sys.modules, "mlx.core", mlx)
+    # What other tests have left there may go at any time.
+    monkeypatch.setattr(auto, "device_memory", lambda: HostMemory(Block))
     guard = CacheGuard()
     monkeypatch.setattr(cache, "_GUARD", guard)
     monkeypatch.setattr(cache, "_AUTO", AutoLimit(guard))

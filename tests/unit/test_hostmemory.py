@@ -4,9 +4,12 @@ import ctypes
 import functools
 import gc
 import math
+import multiprocessing
 import pickle
 import threading
+import types
 import weakref
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import pytest
@@ -16,13 +19,16 @@ mx = pytest.importorskip("mlx.core", exc_type=ImportError)
 
 from helpers import cuda_emulation
 from helpers.on_no_gpu import as_on_a_gpu, results_written
+from helpers.processes import in_forked_child
 from helpers.speed_messages import messages_of
 
 from ezmsg.mlx import AsArrayTransformer, ChainTransformer, PowTransformer, ReadLateTransformer
+from ezmsg.mlx.cache import auto
 from ezmsg.mlx.chain import compiledrun
+from ezmsg.mlx.memory import memory_snapshot
 from ezmsg.mlx.stream import convert, hostmemory, sharedcopy
 from ezmsg.mlx.stream import device as hostdevice
-from ezmsg.mlx.stream.hostmemory import Block, HostMemory, memory_in_use
+from ezmsg.mlx.stream.hostmemory import Block, HostMemory, memory_in_use, used_again
 
 KIB, FLOAT = 1024, np.dtype(np.float32)
 SHAPE = (64, 256)
@@ -201,6 +207,37 @@ def test_threads_that_read_and_drop_results():
     assert not errors and memory.use().lent == 0
 
 
+def test_other_processes_have_the_results_that_they_are_given_and_memory_of_their_own():
+    first = used_again(SHAPE, FLOAT)
+    first[:] = 1
+    pickled, buffers = _out_of_band(first[1:])
+    before = memory_in_use()
+
+    def in_child() -> tuple[bool, bool, int, float]:
+        is_same = bool((first == 1).all()) and bool((pickle.loads(pickled, buffers=buffers) == 1).all())
+        second = used_again(SHAPE, FLOAT)
+        second[:] = 2
+        first[:] = 3
+        return is_same, address(second) != address(first), memory_in_use().lent, float(second.mean())
+
+    assert in_forked_child(in_child) == (True, True, 64 * KIB, 2.0)
+    assert memory_in_use() == before and (first == 1).all()
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as other:
+        assert other.submit(np.sum, first[2:]).result() == first[2:].size
+
+
+def test_snapshots_count_it_and_the_limit_that_finds_itself_does_not(monkeypatch, device):
+    monkeypatch.setattr(hostmemory, "_plain", HostMemory(hostmemory._plain_block))
+    monkeypatch.setattr(hostmemory, "_device", device)
+    result, block = used_again((256, 1024), FLOAT), device.take(3 << 20)
+    assert memory_snapshot().result_memory == 4.0
+    mlx = types.SimpleNamespace(get_active_memory=lambda: 7 << 20)
+    assert auto._active(mlx) == 4 << 20
+    del result, block
+    # What a user has let go of is there for the next result; what was taken and never given back is gone.
+    assert memory_snapshot().result_memory == 1.0 and auto._active(mlx) == 7 << 20
+
+
 # Messages
 
 
@@ -288,6 +325,7 @@ def test_what_is_held_never_changes_while_the_stream_goes_on(kind, source, on, m
     """Thousands of results, and of what can be made of them without a copy."""
     most = 500 * 16 * KIB
     monkeypatch.setattr(hostmemory, "MOST_LENT", most)
+    monkeypatch.setattr(convert, "LEAST_STAGED", 0)
     # Small ones, so that there can be many.
     monkeypatch.setattr(hostmemory, "SMALL_RESULT", 0)
     rng, makers = np.random.default_rng(1), list(HOLDERS.items())
@@ -347,6 +385,7 @@ def _bytes_of(name: str, holder: object) -> bytes:
 @pytest.mark.parametrize("kind", ["fused", "bare"])
 @pytest.mark.parametrize("source", ["int16", "float64"])
 def test_a_large_message_goes_up_in_parts(kind, source, monkeypatch):
+    monkeypatch.setattr(convert, "LEAST_STAGED", 0)
     monkeypatch.setattr(convert, "LARGE_MESSAGE", 1)
     monkeypatch.setattr(compiledrun, "LARGE_MESSAGE", 1)
     mx.disable_compile()
@@ -358,6 +397,17 @@ def test_a_large_message_goes_up_in_parts(kind, source, monkeypatch):
             expected = message.data.astype(np.float32) ** (2 if kind == "fused" else 1)
             np.testing.assert_array_equal(result.data, expected, err_msg=str(number))
     mx.enable_compile()
+
+
+@pytest.mark.parametrize("source", ["int16", "float32", "float64", "bool", "int64"])
+def test_a_small_message_needs_no_kernel(source, monkeypatch):
+    data = np.arange(12).reshape(3, 4).astype(source)
+    never = hostdevice.Bus(lambda *given: pytest.fail("written"), lambda *given: pytest.fail("read"))
+    monkeypatch.setattr(convert, "bus", lambda: never)
+    with as_on_a_gpu():
+        found, _ = convert.numpy_to_mlx(data, "float32")
+    assert found.dtype == mx.float32
+    np.testing.assert_array_equal(np.asarray(found), data.astype(np.float32))
 
 
 @pytest.mark.skipif(cuda_emulation.COMPILER is None, reason="needs Linux and a C++ compiler")

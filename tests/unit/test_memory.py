@@ -24,6 +24,7 @@ from ezmsg.mlx.memory import (
 )
 from ezmsg.mlx.memory import snapshot as snapshots
 from ezmsg.mlx.memory import snapshot as system
+from ezmsg.mlx.stream.hostmemory import HostMemoryUse
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
 
@@ -218,6 +219,7 @@ def test_missing_metrics_are_nan_and_told_once(monkeypatch, macos):
     mlx = fake_mlx(cuda=False)
     monkeypatch.setitem(sys.modules, "mlx.core", mlx)
     monkeypatch.setattr(snapshots, "cache_limit", lambda: CacheLimit(None, "default"))
+    monkeypatch.setattr(snapshots, "memory_in_use", lambda: HostMemoryUse(0, 0, 0))
     with RecordedLog() as log:
         for _ in range(3):
             snapshot = memory_snapshot()

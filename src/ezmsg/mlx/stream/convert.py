@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, cast, get_args
 import numpy as np
 import numpy.typing as npt
 
-from .device import Bus, bus, uses_gpu
+from .device import Bus, bus, keep_on_host, uses_gpu
 from .hostmemory import Block, device_memory, used_again
 from .sharedcopy import SharedCopy
 
@@ -269,7 +269,7 @@ def numpy_to_mlx(data: np.ndarray, dtype: str | None = None, *, rounds: bool = F
     mx = import_mlx()
     if dtype is None and type(data) is np.ndarray and data.dtype in _SAME_IN_MLX and _has_mlx_strides(data):
         uploaded = _uploaded(data, data.dtype)
-        return (mx.array(data) if uploaded is None else uploaded), ""
+        return (keep_on_host(mx.array(data)) if uploaded is None else uploaded), ""
     if isinstance(data, np.ma.MaskedArray):
         if np.ma.is_masked(data):
             raise TypeError("A masked array cannot be converted to MLX, which has no mask; fill it first.")
@@ -284,13 +284,23 @@ def numpy_to_mlx(data: np.ndarray, dtype: str | None = None, *, rounds: bool = F
     if copy_as is not None:
         as_is = copy_as == "float32" or data.dtype == copy_as.rstrip("_")
         uploaded = _uploaded(data, np.dtype(copy_as.rstrip("_"))) if as_is else None
-        return (mx.array(data, dtype=getattr(mx, copy_as)) if uploaded is None else uploaded), narrowed
+        if uploaded is None:
+            uploaded = keep_on_host(mx.array(data, dtype=getattr(mx, copy_as)))
+        return uploaded, narrowed
     assert widen_to is not None
     uploaded = _uploaded(data, data.dtype, widen_to)
-    return (_started(mx.array(data).astype(getattr(mx, widen_to))) if uploaded is None else uploaded), narrowed
+    if uploaded is None and bus() is not None and data.size * _itemsize(widen_to) < LEAST_STAGED:
+        uploaded = keep_on_host(mx.array(data, dtype=getattr(mx, widen_to)))
+    if uploaded is None:
+        uploaded = _started(keep_on_host(mx.array(data)).astype(getattr(mx, widen_to)))
+    return uploaded, narrowed
 
 
 _UPLOADED = frozenset(map(np.dtype, "i1 u1 i2 u2 i4 u4 f2 f4".split()))
+
+LEAST_STAGED = 64 * 1024
+"""Bytes on the device from which on a message goes up by a kernel. With fewer, the start of the kernel takes longer than
+the few bytes that the device reads twice."""
 
 LARGE_MESSAGE = 8 << 20
 """Bytes from which on a message is uploaded in parts, so that the device reads one while the host copies the next."""
@@ -303,7 +313,8 @@ def _uploaded(data: npt.NDArray, dtype: np.dtype, widen_to: str | None = None) -
 
     None where that is not done: MLX is to copy it.
     """
-    copies = bus() if dtype in _UPLOADED and data.size and widen_to in (None, "float32") else None
+    is_small = data.size * _itemsize(widen_to or dtype.name) < LEAST_STAGED
+    copies = bus() if dtype in _UPLOADED and not is_small and widen_to in (None, "float32") else None
     return None if copies is None else upload(copies, data, dtype, widen_to or dtype.name)
 
 
