@@ -299,8 +299,8 @@ def numpy_to_mlx(data: np.ndarray, dtype: str | None = None, *, rounds: bool = F
 _UPLOADED = frozenset(map(np.dtype, "i1 u1 i2 u2 i4 u4 f2 f4".split()))
 
 LEAST_STAGED = 64 * 1024
-"""Bytes on the device from which on a message goes up by a kernel. With fewer, the start of the kernel takes longer than
-the few bytes that the device reads twice."""
+"""Bytes on the device from which on a message goes up by a kernel. With fewer, starting the kernel takes longer than
+what it saves."""
 
 LARGE_MESSAGE = 8 << 20
 """Bytes from which on a message is uploaded in parts, so that the device reads one while the host copies the next."""
