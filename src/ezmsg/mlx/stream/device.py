@@ -84,12 +84,23 @@ def _advise() -> Callable[[int, int, int, int], int] | None:
     if gpu_backend() != "cuda":
         return None
     try:
-        function = ctypes.CDLL("libcuda.so.1").cuMemAdvise
+        driver = ctypes.CDLL("libcuda.so.1")
+        function = driver.cuMemAdvise
     except (OSError, AttributeError):
         return None
     function.argtypes = [ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int, ctypes.c_int]
     function.restype = ctypes.c_int
-    return function
+
+    def advise(address: int, size: int, advice: int, device: int) -> int:
+        context = ctypes.c_void_p()
+        # A thread in which MLX has not computed has no context.
+        if driver.cuCtxGetCurrent(ctypes.byref(context)) == 0 and not context.value:
+            if driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), _FIRST_DEVICE) == 0:
+                driver.cuCtxSetCurrent(context)
+        result: int = function(address, size, advice, device)
+        return result
+
+    return advise
 
 
 def keep_on_host(array: mx.array, least: int = PAGE // 2 + 1) -> mx.array:
