@@ -71,6 +71,13 @@ class Mixing(nn.Module):
         return x - x.mean(axis=0, keepdims=True)
 
 
+class Leaking(nn.Module):
+    """Looks at other rows, which shows where they are not finite."""
+
+    def __call__(self, x):
+        return x + 0.0 * x.sum(axis=0, keepdims=True)
+
+
 RECURRENT = {
     "model_class": RecurrentDecoder,
     "model_kwargs": {"hidden_size": 64, "num_layers": 2, "output_size": 5, "patch": 14},
@@ -117,6 +124,17 @@ def test_results_do_not_depend_on_how_the_stream_is_cut(settings):
             np.testing.assert_array_equal(found, expected)
 
 
+def test_the_memory_of_a_message_is_used_again_at_once():
+    expected, _ = results_of(made(**RECURRENT), CUTS[1])
+    transformer, buffer, found, first = made(**RECURRENT), np.empty((90, N_FEATURES), np.float32), [], 0
+    for length in CUTS[1]:
+        buffer[:length] = X[first : first + length]
+        found += transformer(message(buffer[:length], first))
+        buffer[:] = np.nan
+        first += length
+    np.testing.assert_array_equal(np.concatenate([result.data for result in found]), expected)
+
+
 def test_a_window_sees_the_samples_that_it_should():
     found, axes = results_of(made(model_class=Total, window=6, hop=6, state="none"), CUTS[1])
     np.testing.assert_allclose(found, X.reshape(40, 6, -1).sum(axis=1), rtol=1e-5, atol=1e-5)
@@ -152,11 +170,12 @@ def test_padding_is_invisible(monkeypatch):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_model_that_looks_at_other_rows_is_given_one_at_a_time():
-    transformer = made(model_class=Mixing, window=2)
+@pytest.mark.parametrize("model", [Mixing, Leaking])
+def test_a_model_that_looks_at_other_rows_is_given_one_at_a_time(model):
+    transformer = made(model_class=model, window=2)
     found, _ = results_of(transformer, [240])
     assert transformer._sizes == (1,)
-    np.testing.assert_array_equal(found, 0.0)
+    np.testing.assert_array_equal(found, 0.0 if model is Mixing else X)
 
 
 def test_all_shapes_are_run_before_the_first_message():
