@@ -30,7 +30,7 @@ from .memory.shapes import suggested_sizes
 from .stream.convert import is_mlx_array
 from .stream.device import has_gpu_allocator
 from .stream.segments import value_at
-from .stream.unit import Stage, Stages, check_count, run_steps, steps_of
+from .stream.unit import Stage, Stages, captured, check_count, put_back, run_steps, steps_of
 
 
 @contextlib.contextmanager
@@ -40,9 +40,10 @@ def steps_left_as_found(chain: Stages | Callable[[], Stages], factory: bool | No
     built = cast("Stages", cast("Callable[[], Stages]", chain)() if is_factory else chain)
     steps = steps_of(built)
     keepers = [] if is_factory else list(_keepers_of_state(steps, set()))
-    found = [dict(vars(keeper)) for keeper in keepers]
+    found = [captured(keeper) for keeper in keepers]
     try:
-        copies = copy.deepcopy(found)
+        # Settings are frozen, and what is captured leaves them as they are.
+        copies = copy.deepcopy([{**vars(keeper), "settings": None} for keeper in keepers])
     except Exception as error:
         raise TypeError(
             f"The state of the chain cannot be copied ({error}), so it could not be left as it is; give a factory, "
@@ -50,13 +51,13 @@ def steps_left_as_found(chain: Stages | Callable[[], Stages], factory: bool | No
         ) from error
     # The chain runs on copies, so that whoever holds an object of its state finds that one unchanged, too.
     for keeper, attributes in zip(keepers, copies, strict=True):
+        del attributes["settings"]
         vars(keeper).update(attributes)
     try:
         yield steps
     finally:
-        for keeper, attributes in zip(keepers, found, strict=True):
-            vars(keeper).clear()
-            vars(keeper).update(attributes)
+        for each in found:
+            put_back(each)
 
 
 def _takes_no_argument(chain: object) -> bool:

@@ -39,7 +39,7 @@ from ezmsg.util.messages.axisarray import AxisArray
 
 from ..chain import BaseChainTransformer
 from ..stream.convert import MLX_DTYPES, is_mlx_array
-from ..stream.unit import Output, Stage
+from ..stream.unit import Captured, Output, Stage, captured, captured_attributes
 
 if typing.TYPE_CHECKING:
     import mlx.core as mx
@@ -397,7 +397,7 @@ class CannotSave(TypeError):
 _BASE_ATTRIBUTES = frozenset({"_state", "_hash", "_hash_witness"})
 """Attributes of ezmsg-baseproc's classes that change while a step runs, and that are saved or follow from messages."""
 
-Made: typing.TypeAlias = list[tuple[BaseProcessor, dict[str, object]]]
+Made: typing.TypeAlias = list[tuple[BaseProcessor, Captured]]
 """A step and the parts that it consists of, each with its attributes."""
 
 
@@ -537,17 +537,18 @@ def check_savable(step: Stage) -> None:
 
 def as_made(step: Stage) -> Made:
     """What attributes a step has when it is made, so that :func:`save` sees whether it keeps data in others."""
-    found: Made = [(step, dict(vars(step)))] if isinstance(step, BaseProcessor) else []
+    found: Made = [(step, captured(step))] if isinstance(step, BaseProcessor) else []
     return [*found, *(each for part in parts_of(step).values() for each in as_made(part))]
 
 
-def check_keeps_nothing(made: Iterable[tuple[BaseProcessor, dict[str, object]]]) -> None:
+def check_keeps_nothing(made: Iterable[tuple[BaseProcessor, Captured]]) -> None:
     """Raise :obj:`CannotSave` for a step that keeps something outside of its state.
 
     Args:
         made: What :func:`as_made` gave before its first message.
     """
-    for part, before in made:
+    for part, found in made:
+        before = captured_attributes(found)
         changed = {name for name, value in vars(part).items() if name not in before or before[name] is not value}
         if (kept := sorted(changed - _BASE_ATTRIBUTES)) and not _is_ours(part):
             raise CannotSave(

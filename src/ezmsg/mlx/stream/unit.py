@@ -311,6 +311,12 @@ def captured(stage: object) -> Captured:
     return found
 
 
+def captured_attributes(found: Captured) -> dict[str, object]:
+    """The attributes that the stage had, of which *found* was captured; empty for one that can have none."""
+    first = found[0] if found else ({}, {})
+    return {} if callable(first) else first[1]
+
+
 def put_back(found: Captured) -> None:
     """Undo what has changed since *found* was :func:`captured`; settings stay as they are now."""
     for each in found:
