@@ -63,7 +63,10 @@ def moved_by_mlx() -> contextlib.AbstractContextManager[object]:
 
 def always_copied() -> contextlib.AbstractContextManager[object]:
     """Results are copied to fresh memory, however large they are."""
-    return mock.patch.object(hostmemory, "SMALL_RESULT", 1 << 62)
+    stack = contextlib.ExitStack()
+    for name in ("SMALL_RESULT", "LEAST_COMPUTED"):
+        stack.enter_context(mock.patch.object(hostmemory, name, 1 << 62))
+    return stack
 
 
 def never_copied() -> contextlib.AbstractContextManager[object]:
@@ -337,8 +340,35 @@ def on_cpu(table: Table, shapes: Sequence[tuple[int, int]], n: int) -> None:
             runs = {name: (way, fused(latency.make_samples_chain, shape[0])) for name, way in ways.items()}
             messages = messages_of(*shape, count_of(shape, n) + 5)
             table.add("samples, fused, on the CPU", shape, "int16", in_turns(runs, messages, 5))
+            table.add("its stages", shape, "int16", stages_on_cpu(shape, messages))
     finally:
         mx.set_default_device(device)
+
+
+def stages_on_cpu(shape: tuple[int, int], messages: Sequence[AxisArray]) -> dict[str, list[float]]:
+    """Microseconds in each stage of the fused chain, and of a copy of the result to new memory."""
+    chain = mlx.ChainTransformer(make_chain=latency.make_samples_chain)
+    times: dict[str, list[float]] = {}
+
+    def timed(name: str, call: Callable) -> Callable:
+        def run(*given: object) -> object:
+            began = time.perf_counter()
+            result = call(*given)
+            times.setdefault(name, []).append(1e6 * (time.perf_counter() - began))
+            return result
+
+        return run
+
+    wide = np.empty(shape, np.float32)
+    for number, message in enumerate(messages):
+        result = chain(message).data
+        if number == 1:
+            for stage in chain._runner._found[0][0].stages:
+                name = type(stage).__name__.removeprefix("Fused").lower()
+                stage.apply = timed(name, stage.apply)  # type: ignore[method-assign]
+        timed("widening of the message", np.copyto)(wide, message.data)
+        timed("a copy to new memory, which is not made", result.copy)()
+    return times
 
 
 def kept(table: Table, shape: tuple[int, int]) -> None:
@@ -363,7 +393,7 @@ def write(table: Table, path: Path, seconds: float) -> None:
         path,
         title="From the host to the GPU and back",
         machine=str(mx.device_info().get("device_name", platform.machine())),
-        command="python tests/gpu/bus.py",
+        command=" ".join(["python tests/gpu/bus.py", *sys.argv[1:]]),
         packages=LIVE,
         form="bare chain",
         spread="One run, all in turns",
@@ -386,6 +416,7 @@ def main() -> int:
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=["as it is"], help="of reading [as it is]")
     parser.add_argument("--messages", type=int, default=600, help="of a short shape [600]")
     parser.add_argument("--up", action="store_true", help="only what an upload consists of; under half a minute")
+    parser.add_argument("--cpu", action="store_true", help="only the chain on MLX's CPU device, and its stages")
     parser.add_argument("--tiny", action="store_true", help="small shapes and short streams, to see that it runs")
     options = parser.parse_args()
     ez.logger.setLevel("WARNING")
@@ -402,7 +433,8 @@ def main() -> int:
         lambda: kept(table, TINY_SHAPES[1] if options.tiny else (300, 256)),
     )
     only_up = (lambda: uploads(table, TINY_SHAPES if options.tiny else CONVERTED_SHAPES, n // 2),)
-    for part in only_up if options.up else parts_of_all:
+    only_cpu = (lambda: on_cpu(table, TINY_SHAPES if options.tiny else CPU_SHAPES, 10 * n),)
+    for part in only_up if options.up else only_cpu if options.cpu else parts_of_all:
         part()
         print(f"{time.perf_counter() - began:.0f} s", flush=True)
         # At once, in case that the rest does not end.

@@ -207,7 +207,8 @@ def test_threads_that_read_and_drop_results():
     assert not errors and memory.use().lent == 0
 
 
-def test_other_processes_have_the_results_that_they_are_given_and_memory_of_their_own():
+def test_other_processes_have_the_results_that_they_are_given_and_memory_of_their_own(monkeypatch):
+    monkeypatch.setattr(hostmemory, "LEAST_COMPUTED", 0)
     first = used_again(SHAPE, FLOAT)
     first[:] = 1
     pickled, buffers = _out_of_band(first[1:])
@@ -300,6 +301,15 @@ def test_memory_of_messages_is_written_to_again_when_the_device_has_read_it(devi
     assert blocks[4:] == blocks[:6]
 
 
+def test_messages_of_many_lengths_take_no_more_than_is_kept(device, monkeypatch):
+    monkeypatch.setattr(hostmemory, "MOST_IDLE", 1 << 20)
+    mark = mx.zeros(1)
+    mx.eval(mark)
+    for n_bytes in range(100_000, 400_000, 10_000):
+        device.give_back_after(device.take(n_bytes), [mark])
+        assert device.use().kept <= (2 << 20) + 500_000
+
+
 # Results of chains
 
 
@@ -328,6 +338,7 @@ def test_what_is_held_never_changes_while_the_stream_goes_on(kind, source, on, m
     monkeypatch.setattr(convert, "LEAST_STAGED", 0)
     # Small ones, so that there can be many.
     monkeypatch.setattr(hostmemory, "SMALL_RESULT", 0)
+    monkeypatch.setattr(hostmemory, "LEAST_COMPUTED", 0)
     rng, makers = np.random.default_rng(1), list(HOLDERS.items())
     messages = messages_of(8, 64, 8)
     results_of = {"fused": as_one, "bare": converted, "late": converted_late}[kind]()

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 SMALL_RESULT = 64 * 1024
 """Bytes below which a result is in memory of its own: a copy takes less than keeping account of who refers to it."""
 
+LEAST_COMPUTED = 1 << 20
+"""Bytes from which on memory that the host computes in is used again. Less than that malloc keeps, with its pages."""
+
 MOST_LENT = 256 << 20
 """Bytes that users hold. Beyond that, each result is a copy in fresh memory."""
 
@@ -136,7 +139,7 @@ class HostMemory:
         self._blocks: weakref.WeakSet[Block] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._idle: dict[int, list[Block]] = {}
-        self._n_idle = self._n_lent = 0
+        self._n_idle = self._n_lent = self._n_read = 0
         self._lent: dict[int, _Lent] = {}
         # Appended to by the garbage collector, in any thread and at any time, so without the lock.
         self._came_back: deque[_Lent] = deque()
@@ -154,12 +157,17 @@ class HostMemory:
                 return idle.pop()
             read = self._read.get(size)
             oldest = read.popleft() if read and len(read) >= MOST_READ else None
+            if oldest is not None:
+                self._n_read -= size
         if oldest is not None:
             import mlx.core as mx
 
             block, marks = oldest
             mx.eval(marks)
             return block
+        if self._n_read > MOST_IDLE:
+            # Messages of many lengths, each with memory that no other one has used again yet.
+            self._wait_for_read()
         block = self._make(size)
         self._blocks.add(block)
         return block
@@ -179,6 +187,7 @@ class HostMemory:
         """Have *block* used again, once *marks* are there; their evaluation has begun."""
         with self._lock:
             self._read.setdefault(block.size, deque()).append((block, marks))
+            self._n_read += block.size
             if self._sweeper is None:
                 self._sweep_later()
 
@@ -221,8 +230,8 @@ class HostMemory:
         """How much there is at the moment."""
         with self._lock:
             self._collect()
-            n_read = sum(size * len(read) for size, read in self._read.items())
-            return HostMemoryUse(self._n_lent, self._n_idle + n_read, sum(block.size for block in self._blocks))
+            kept = sum(block.size for block in self._blocks)
+            return HostMemoryUse(self._n_lent, self._n_idle + self._n_read, kept)
 
     def free(self, idle_for: float = 0.0) -> None:
         """Free what has been idle for so many seconds."""
@@ -271,6 +280,7 @@ class HostMemory:
         with self._lock:
             read = [item for items in self._read.values() for item in items]
             self._read.clear()
+            self._n_read = 0
         if read:
             import mlx.core as mx
 
@@ -335,7 +345,7 @@ def used_again(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray:
     """An array with nothing written to it. A large one is in memory that is used again, when nobody refers to it."""
     target = np.dtype(dtype)
     n_bytes = math.prod(shape) * target.itemsize
-    if n_bytes < SMALL_RESULT or _plain.is_lent_out(n_bytes):
+    if n_bytes < LEAST_COMPUTED or _plain.is_lent_out(n_bytes):
         return np.empty(shape, target)
     return _plain.lend(_plain.take(n_bytes), shape, target)
 
