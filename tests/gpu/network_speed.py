@@ -336,6 +336,32 @@ def write_page(path: Path, found: dict[str, object], quick: bool) -> None:
     )
 
 
+def brief(quick: bool) -> None:
+    """The figures that matter most, printed as they come; kernels are taken as proved, which saves compiling six."""
+    from ezmsg.mlx.kernels import proof
+
+    begin = time.perf_counter()
+
+    def say(*words: object) -> None:
+        print(f"{time.perf_counter() - begin:6.1f} s", *words, flush=True)
+
+    proof.holds = lambda *_: True  # type: ignore[assignment]
+    kwargs, n_steps = sizes(quick), 60 if quick else 400
+    transformer, ours = network(kwargs)
+    say("Network is made")
+    weights = transformer._model.weights
+    steps: dict[str, Step | None] = {"Network": ours, "PyTorch, CUDA graph": pytorch(weights, kwargs, graph=True)}
+    times, results = in_turns({name: step for name, step in steps.items() if step is not None}, n_steps)
+    for name, of in {**times, **{f"  {k}": v for k, v in parts_of_a_step(transformer, n_steps).items()}}.items():
+        say(f"{name:32} {of['p50']:9.1f} {of['p99']:9.1f} {of['least']:9.1f}")
+    rows = [np.stack([y for y in of if y.size]) for of in results.values()]
+    say("largest difference:", [f"{np.abs(row - rows[0]).max():.1e}" for row in rows])
+    say("while weights are exchanged:", {k: round(v, 1) for k, v in exchange(transformer, ours, 200).items()})
+    for name, settings in (("8 bits", {"quantize": 8}), ("bfloat16", {"dtype": "bfloat16"})):
+        times, _ = in_turns({name: network(kwargs, **settings)[1]}, n_steps)
+        say(f"Network, {name}: {times[name]}")
+
+
 def in_child(arguments: list[str], graphs: str) -> dict[str, object]:
     done = subprocess.run(
         [sys.executable, __file__, "--child", *arguments],
@@ -353,9 +379,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="folder for network.json")
     parser.add_argument("--quick", action="store_true", help="a small model, few steps")
+    parser.add_argument("--brief", action="store_true", help="Network beside PyTorch's graph alone, in half a minute")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--ours", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.brief:
+        # Read when MLX first computes on the GPU.
+        os.environ.setdefault("MLX_USE_CUDA_GRAPHS", "0")
+        brief(options.quick)
+        return
     if options.child:
         print(json.dumps(measure(options.quick, options.ours)))
         return
