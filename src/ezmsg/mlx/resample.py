@@ -138,7 +138,8 @@ def _interpolated(
     given = mx.array(np.stack([index, finite - index]).astype(np.float32))
     first, share = given[0].astype(mx.int32), given[1].reshape(shape)
     low, high = (mx.take(data, first + i, axis=axis) for i in (0, 1))
-    result = low + share * (high - low)
+    # At the last sample itself the line gives it up to rounding.
+    result = mx.where(share == 1.0, high, low + share * (high - low))
     for end, value in zip((-math.inf, math.inf), fill or (), strict=False):
         if (places == end).any():
             result = mx.where(mx.array(places == end).reshape(shape), value, result)

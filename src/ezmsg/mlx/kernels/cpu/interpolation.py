@@ -31,6 +31,11 @@ def interpolate(x: Samples, places: npt.NDArray[np.float64], before: float, afte
                 continue
             place = min(max(math.floor(places[k]), 0), x.shape[1] - 2)
             share = np.float32(places[k] - place)
+            if share == np.float32(1.0):
+                # The last sample, which the line through it gives up to rounding.
+                for j in range(y.shape[2]):
+                    y[i, k, j] = x[i, place + 1, j]
+                continue
             for j in range(y.shape[2]):
                 low = x[i, place, j]
                 y[i, k, j] = low + share * (x[i, place + 1, j] - low)
