@@ -110,7 +110,7 @@ FUNCTIONS = {
     sigproc.ActivationFunction.LOGIT: Function(_logit, _logit_of),
     sigproc.ActivationFunction.LOGEXPIT: Function(_log_expit, _log_expit_of),
 }
-"""What MLX data gets. ``NONE`` leaves it alone."""
+"""Functions for MLX data. ``NONE`` leaves it alone."""
 
 
 class ActivationTransformer(

@@ -105,7 +105,7 @@ class BinnedEventAggregator(
         return stage if stage.length >= 1.0 and stage.axis == 0 and self.state.axis == stage.dim else None
 
     def divisor(self) -> float:
-        """What counts are divided by."""
+        """Divisor of the counts."""
         return self.settings.bin_duration if self.settings.scale_output else 1.0
 
     def _process(self, message: AxisArray) -> AxisArray:
@@ -114,7 +114,7 @@ class BinnedEventAggregator(
         return binned if divisor == 1.0 else replace(binned, data=binned.data / divisor)
 
     def _marks(self, data: Any) -> npt.NDArray | mx.array:
-        """What each sample adds."""
+        """Addend of each sample."""
         if hasattr(data, "todense"):
             data = data.todense()
         if not self.settings.scale_by_value:
@@ -138,7 +138,7 @@ class BinnedEventAggregatorUnit(
 
 
 def with_samples(counter: BinnedEventAggregator, output: AxisArray) -> list[AxisArray]:
-    """What a unit publishes of a result."""
+    """The messages that a unit publishes of a result."""
     return [output] if output.data.shape[output.get_axis_idx(counter.state.axis)] else []
 
 

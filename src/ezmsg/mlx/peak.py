@@ -39,7 +39,7 @@ _OPERATION = "finding crossings"
 
 
 class OutputFormat(str, Enum):
-    """What :obj:`ThresholdCrossing` gives."""
+    """Form of the results of :obj:`ThresholdCrossing`."""
 
     SPARSE = "sparse"
     """The events alone: :obj:`SparseEvents` for MLX data, ``sparse.COO`` for NumPy's."""
@@ -49,7 +49,7 @@ class OutputFormat(str, Enum):
 
 
 class AutoScale(str, Enum):
-    """What thresholds are multiples of, where ``auto_scale_tau`` is above 0."""
+    """Scale that thresholds are multiples of, where ``auto_scale_tau`` is above 0."""
 
     ZSCORE = "zscore"
     """The running standard deviation, around the running mean: as in ezmsg-event."""
@@ -69,7 +69,7 @@ class ThresholdSettings(ez.Settings):
     """Settings for :obj:`ThresholdCrossing`: those of ezmsg-event's, thresholds by channel, and other scales."""
 
     threshold: Thresholds = -3.5
-    """What a sample has to reach. A sample that equals it has reached it: one of 0 or more is reached from below
+    """Value that a sample has to reach. A sample that equals it has reached it: one of 0 or more is reached from below
     (``x >= threshold``), a negative one from above (``x <= threshold``). One for all channels, or one for each."""
 
     max_peak_dur: float = 0.002
@@ -208,7 +208,7 @@ class ThresholdCrossingState:
     """Those that *crossings* was made of."""
 
     crossings: Crossings | None = None
-    """What is a crossing, in samples."""
+    """Parameters of a crossing, in samples."""
 
     zi: npt.NDArray | mx.array | None = None
     """State of each channel, as :mod:`ezmsg.mlx.kernels.crossings` says."""

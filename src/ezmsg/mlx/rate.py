@@ -47,7 +47,7 @@ class Rate(
     fuse = BinnedEventAggregator.fuse
 
     def divisor(self) -> float:
-        """What counts are divided by."""
+        """Divisor of the counts."""
         return cast(BinSchedule, self.state.schedule).output_gain
 
 

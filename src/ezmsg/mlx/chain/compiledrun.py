@@ -69,7 +69,7 @@ class InFlight:
 
 
 class HoldsFunctions(Protocol):
-    """What keeps functions that ``mx.compile`` has made."""
+    """An object that keeps functions of ``mx.compile``."""
 
     def drop_functions(self) -> None:
         """Forget the functions."""
@@ -115,7 +115,7 @@ class Begun(NamedTuple):
 
 
 class Function(NamedTuple):
-    """What was compiled for one length and variant."""
+    """A function that was compiled for one length and variant."""
 
     call: Callable[..., list[mx.array]]
     n_bytes: int
@@ -231,7 +231,7 @@ class CompiledRun(FusedRun[Flat, Begun]):
             )
 
     def _keys_ahead(self, n_samples: int) -> dict[Key, Plan]:
-        """What messages of this length may do, from the present counts on and after an odd message."""
+        """Effects of messages of this length, from the present counts on and after an odd message."""
         now = self._present().counts
         found: dict[Key, Plan] = {}
         odd = self._steps(1, now)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Likeness:
-    """What a message has in common with others that are run by the same functions; its length and offset are free.
+    """Properties that a message shares with others that are run by the same functions; its length and offset are free.
 
     Args:
         message: Of which :meth:`has_regular_samples` is true.
@@ -105,10 +105,10 @@ StateT = TypeVar("StateT")
 """The arrays of all stages, in whatever form a run keeps them."""
 
 BegunT = TypeVar("BegunT")
-"""What a run needs to know of the computation that it has begun."""
+"""A computation that a run has begun."""
 
 Key: TypeAlias = tuple[int, tuple[Hashable, ...]]
-"""What tells functions apart: the length of the message, and the variants of the stages."""
+"""Key of a function: the length of the message, and the variants of the stages."""
 
 
 @runtime_checkable
@@ -122,7 +122,7 @@ class Configured(Protocol):
 
 
 class Plan(NamedTuple):
-    """What a message does, before its samples are looked at."""
+    """The effect of a message, known before its samples are read."""
 
     key: Key
     lengths: tuple[int, ...]
@@ -385,7 +385,7 @@ class FusedRun(abc.ABC, Generic[StateT, BegunT]):
 
     @abc.abstractmethod
     def _for_transformers(self, state: StateT) -> Loaded:
-        """What the stages store."""
+        """Arrays for the stages to store."""
 
 
 def _relabels(stage: FusedStage) -> bool:

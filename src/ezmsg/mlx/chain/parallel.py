@@ -213,7 +213,7 @@ Returned = typing.TypeVar("Returned")
 
 
 def _completed(coroutine: Coroutine[object, None, Returned]) -> Returned:
-    """What *coroutine* returns, which has all that it waits for."""
+    """The result of *coroutine*, which has all that it waits for."""
     try:
         coroutine.send(None)
     except StopIteration as done:
@@ -253,7 +253,7 @@ def _grid_of(stages: Sequence[Stage], gain: float) -> ResultGrid:
 
 
 class _Branch(typing.NamedTuple):
-    """What a message of some length does in one branch."""
+    """The effect of a message of some length in one branch."""
 
     variants: tuple[typing.Hashable, ...]
     lengths: tuple[int, ...]

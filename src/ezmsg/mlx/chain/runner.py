@@ -168,8 +168,8 @@ MOST_PLANS = 64
 
 
 Undo: TypeAlias = "list[Callable[[], None] | tuple[Stage, Captured]]"
-"""What makes the state of all stages what it was before a message, last in first out: functions, and stages with what
-has been captured of them."""
+"""Entries that make the state of all stages what it was before a message, last in first out: functions, and stages with
+their captured state."""
 
 Asked: TypeAlias = tuple[Stage, AxisArray]
 """A stage that is to be called, and the message for it."""
@@ -206,7 +206,7 @@ class Runner:
         return Runner, (self._name, dict(zip(self._names, self._stages, strict=True)), self._fuses, self._lengths)
 
     def __call__(self, message: AxisArray) -> Output:
-        """What the stages make of *message*; if one raises, the state of all is as before."""
+        """Run *message* through the stages; if one raises, the state of all is as before."""
         usual = self._usual
         if usual is not None:
             # Nothing comes after it that could raise, so there is nothing to take back.
@@ -238,7 +238,7 @@ class Runner:
         return run.output
 
     def flush(self) -> list[AxisArray]:
-        """What the stages still hold, each one's ``flush`` in order."""
+        """Flush the stages in order."""
         results: list[AxisArray] = []
         for number, stage in enumerate(self._stages):
             flush = getattr(stage, "flush", None)
@@ -359,7 +359,7 @@ class Runner:
     def _taken(
         self, number: int, message: AxisArray, undo: Undo, tried: FusedRun | None
     ) -> tuple[AxisArray, int] | None:
-        """What a fused run from stage *number* on makes of *message*, and where it goes on."""
+        """The result of a fused run from stage *number* on, and the stage after it."""
         for run in self._found[number]:
             if isinstance(run, FusedRun) and run is not tried:
                 result = run(message, undo)
@@ -450,17 +450,17 @@ class _Asking:
     """A generator that asks for calls, whose end is no exception: a stage may raise the same one."""
 
     output: Output = None
-    """What it has returned."""
+    """Its result."""
 
     def __init__(self, asking: Generator[Asked, Output, Output]) -> None:
         self._asking = asking
 
     def begin(self) -> Asked | None:
-        """What it asks for first; None at its end."""
+        """Its first request; None at its end."""
         return self.go_on(None)
 
     def go_on(self, output: Output) -> Asked | None:
-        """What it asks for next, after the *output* of the last call; None at its end."""
+        """Its next request, after the *output* of the last call; None at its end."""
         try:
             return self._asking.send(output)
         except StopIteration as end:

@@ -229,7 +229,7 @@ class BaseChainTransformer(CompositeProcessor[SettingsType, AxisArray, Output], 
         return True
 
     def flush(self) -> list[AxisArray]:
-        """What the stages still hold at the end of a stream, and what the stages behind make of it."""
+        """Flush the stages at the end of a stream, each through those behind it."""
         return self._runner.flush()
 
     def describe(self) -> str:

@@ -29,7 +29,7 @@ MOST_LABELS = 6
 
 
 def parser(prog: str) -> Parser:
-    """What reads the options."""
+    """The parser of the options."""
     reader = Parser(
         prog,
         description="What is in a recording: streams, kinds and gains of their channels, rates,\n"
@@ -126,7 +126,7 @@ def _of_stream(stream: StreamInfo) -> str:
 
 
 def _of_scaling(stream: StreamInfo) -> str:
-    """What a count is, in the unit of voltage that fits."""
+    """The value of a count, in the unit of voltage that fits."""
     gains, offset, unit = stream.gains or (1.0,), stream.offset, stream.unit
     if unit in ("volts", "V"):
         factor, unit = next(

@@ -27,11 +27,11 @@ SOME_FAILED = 1
 USAGE = 2
 INTERRUPTED = 130
 BROKEN_PIPE = 141
-"""What a shell makes of a program that SIGPIPE has ended."""
+"""Status that a shell gives a program that SIGPIPE has ended."""
 
 
 class UsageError(Exception):
-    """What an option asks for cannot be had.
+    """An option asks for something that cannot be had.
 
     Args:
         option: The option, as it is written.
@@ -66,7 +66,7 @@ def on_terminal() -> bool:
 
 
 RecordingOptions: typing.TypeAlias = dict[str, typing.Any]
-"""What was given of them, as keyword arguments of :func:`ezmsg.mlx.offline.open_recording`."""
+"""Options that were given, as keyword arguments of :func:`ezmsg.mlx.offline.open_recording`."""
 
 
 class _Argument(argparse.Action):
@@ -114,13 +114,13 @@ def _segment(text: str) -> int | str:
 
 
 def recording_options(options: argparse.Namespace, *more: str) -> RecordingOptions:
-    """What was given of them, and of *more* options."""
+    """Options that were given, and *more* of them."""
     found = {name: getattr(options, name, None) for name in ("format", "stream", "segment", *more)}
     return {**{name: value for name, value in found.items() if value is not None}, **(options.source or {})}
 
 
 ResultOptions: typing.TypeAlias = Mapping[str, typing.Any]
-"""What was given of them, as keyword arguments of :class:`ezmsg.mlx.ZarrSink`; the compressor by its name."""
+"""Options that were given, as keyword arguments of :class:`ezmsg.mlx.ZarrSink`; the compressor by its name."""
 
 CODECS = {"lz4": 5, "zstd": 5}
 """Those of Blosc, with the levels that they have where none is given."""
@@ -143,7 +143,7 @@ def add_result_options(parser: argparse.ArgumentParser, taken: Collection[str]) 
 
 
 def result_options(options: argparse.Namespace, taken: Collection[str]) -> ResultOptions:
-    """What was given."""
+    """Options that were given."""
     names = {"compressor", "dtype", "chunk_mb", "chunk_samples", "chunk_channels"}.difference(taken)
     return {name: value for name in sorted(names) if (value := getattr(options, name)) is not None}
 
@@ -201,7 +201,7 @@ class ChainChoice:
     """Those of a ready chain that were given."""
 
     def factory(self) -> Callable[[], Stages]:
-        """What builds the chain.
+        """A function that builds the chain.
 
         Raises:
             ValueError: There is no such chain; the message says what is wrong with the name.
@@ -263,7 +263,7 @@ def add_parameters(parser: argparse.ArgumentParser, chain: str) -> list[str]:
 
 
 def _texts(function: Callable[..., object]) -> dict[str, str]:
-    """What the docstring says of each argument, in one line."""
+    """Descriptions of the arguments in the docstring, each in one line."""
     part = inspect.cleandoc(function.__doc__ or "").partition("Args:\n")[2].partition("\n\n")[0]
     return {name: " ".join(text.split()) for name, text in re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", part, re.M)}
 
@@ -288,7 +288,7 @@ class Job:
     """How its results are kept."""
 
     def sink(self, path: str | os.PathLike | None = None) -> ZarrSink:
-        """What writes its results, to *path* instead if that is given."""
+        """The sink of its results, at *path* instead if that is given."""
         from ..offline import ZarrSink
 
         return ZarrSink(path or self.results, **sink_options(self.kept))
@@ -378,7 +378,7 @@ On a terminal there is a progress bar, elsewhere a line of JSON for each event.
 
 
 class Options(typing.NamedTuple):
-    """What is asked for."""
+    """The parsed options."""
 
     jobs: list[Job]
     chain: ChainChoice
@@ -450,7 +450,7 @@ def parse(prog: str, arguments: list[str]) -> Options:
 
 
 def make_parser(prog: str) -> Parser:
-    """What reads the options of ``process``, but for those of a chain and of results."""
+    """The parser of the options of ``process``, without those of a chain and of results."""
     parser = Parser(prog, description=DESCRIPTION, epilog=EPILOG.format(prog=prog))
     add = parser.add_argument
     add("recordings", nargs="+", metavar="RECORDING", help="recordings, or folders of them")

@@ -38,7 +38,7 @@ SIGNAL_RATE = 500.0
 
 @dataclass
 class Overview:
-    """What a page shows of results."""
+    """The part of results that a page shows."""
 
     name: str
     times: npt.NDArray[np.float64]

@@ -46,7 +46,7 @@ BUDGET = 2.0
 
 @dataclass
 class Measured:
-    """What a piece of a recording took."""
+    """Time and memory of a piece of a recording."""
 
     seconds: float = 0.0
     """How much of the recording was run."""
@@ -206,7 +206,7 @@ def estimates(jobs: list[Job], factory: Callable[[], Stages], place: Path) -> It
 
 
 def parser(prog: str) -> Parser:
-    """What reads the options, but for those of a chain."""
+    """The parser of the options, without those of a chain."""
     reader = make_parser(prog)
     add_result_options(reader, [])
     return reader
@@ -281,7 +281,7 @@ class _Run:
 
     @property
     def seconds(self) -> float:
-        """What was processed, of recordings that have not ended as well."""
+        """Samples that were processed, those of unfinished recordings included."""
         return math.fsum(event.processed for event in self.done) + math.fsum(
             now - first for first, now in self._at.values()
         )
@@ -347,7 +347,7 @@ def _make_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def _workers(options: Options) -> Iterator[int | Executor | None]:
-    """What :func:`ezmsg.mlx.process_recordings` takes as its workers."""
+    """Arguments of :func:`ezmsg.mlx.process_recordings` for its workers."""
     if not options.scheduler:
         yield options.workers if options.workers and options.workers > 1 else None
         return

@@ -52,7 +52,7 @@ class Progress(Event):
     recording: str
     """Its path."""
     seconds: float
-    """What of it is done."""
+    """Part of it that is done."""
     of: float
     """Its length."""
 
@@ -68,7 +68,7 @@ class Finished(Event):
     seconds: float
     """Its length."""
     processed: float
-    """What of it this run has processed: all; less where it went on at a checkpoint; 0 where results were there."""
+    """Part of it that this run has processed: less than all after a checkpoint, and 0 where results were there."""
     wall: float
     """The time that took."""
 
@@ -80,7 +80,7 @@ class Failed(Event):
     recording: str
     """Its path."""
     error: str
-    """What is wrong."""
+    """Description of the fault."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Ended(Event):
 
 @dataclass(frozen=True)
 class Estimate(Event):
-    """What ``--dry-run`` says of a recording, or, with ``recording`` empty, of all of them."""
+    """Estimates of ``--dry-run`` for a recording, or, with ``recording`` empty, of all of them."""
 
     recording: str
     """Its path."""
@@ -124,7 +124,7 @@ class Estimate(Event):
     size: int
     """How large the results will be, in bytes on disk."""
     free: int
-    """What is free where the results go, in bytes."""
+    """Free space where the results go, in bytes."""
     measured: float
     """Seconds of recording that were measured; 0 for one that is like another that was."""
 
@@ -183,9 +183,9 @@ class Terminal:
         self._bar = Bar(*columns, auto_refresh=False, expand=True)
         self._tasks = {"": self._bar.add_task("starting", total=None, note="")}
         self._seconds: dict[str, float] = {}
-        """What of each recording is done."""
+        """Part of each recording that is done."""
         self._first: dict[str, float] = {}
-        """What was done when this run came to it."""
+        """Part that was done when this run came to it."""
         self._shares: dict[str, float] = {}
         self._total = self._ended = 0
         self._begin = self._drawn_at = time.monotonic()
@@ -287,7 +287,7 @@ def summary(event: Ended) -> str:
 
 
 def show_estimates(estimates: Sequence[Estimate | Failed], as_json: bool) -> None:
-    """What ``--dry-run`` found: a table on a terminal, lines of JSON elsewhere."""
+    """Estimates of ``--dry-run``: a table on a terminal, lines of JSON elsewhere."""
     if as_json or not on_terminal():
         for event in estimates:
             print(event.line(), flush=True)

@@ -37,7 +37,7 @@ def main(prog: str, arguments: list[str]) -> int:
 
 
 def parser(prog: str) -> Parser:
-    """What reads the options."""
+    """The parser of the options."""
     reader = Parser(
         prog,
         description="Draw a page: results over time and channels, the recording above, seams and\ngaps marked.",

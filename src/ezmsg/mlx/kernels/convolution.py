@@ -26,7 +26,7 @@ VALUES_AT_A_TIME = 1 << 23
 """Values that the blocks of one step have in all filters: 32 MiB of float32."""
 
 DIRECT_COST, FFT_COST, SHARED_FFT_COST = 0.19, 7.5, 10.5
-"""What a tap of a sample costs on the CPU, a value of a block for each filter, and one for all of them together, in
+"""Costs on the CPU of a tap of a sample, a value of a block for each filter, and one for all of them together, in
 nanoseconds."""
 
 

@@ -39,7 +39,7 @@ import numpy as np
 import numpy.typing as npt
 
 Scale: TypeAlias = Literal["none", "zscore", "rms", "mad"]
-"""What thresholds are multiples of."""
+"""Scales that thresholds are multiples of."""
 
 STATUS, LEFT, SCALE = 0, 1, 2
 """First rows of a state."""
@@ -68,7 +68,7 @@ EAGERNESS = 7.0
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Crossings:
-    """What is a crossing, and what comes out for it.
+    """Parameters of a crossing, and of the results for it.
 
     Known by identity, so that kernels can keep what they have made for it.
     """
@@ -132,13 +132,13 @@ class Crossings:
         return -(-n_samples // (max(self.refractory, 1) + 1))
 
     def table(self, n_samples: int) -> npt.NDArray[np.float32]:
-        """What kernels for GPUs need of all this, for a message: eight numbers, and the thresholds."""
+        """Inputs of the kernels for GPUs, for a message: eight numbers, and the thresholds."""
         numbers = [self.alpha, 1.0 - self.alpha, self.refractory, self.shortest, self.window, self.at_peak]
         numbers += [self.slots(n_samples) if self.is_sparse else 0, 0]
         return np.concatenate([np.array(numbers, np.float32), self.thresholds])
 
     def constants(self) -> dict[str, int]:
-        """What they are compiled for."""
+        """Constants that they are compiled with."""
         return {
             "SCALE": list(SCALE_ROWS).index(self.scale),
             "HAS_WINDOW": int(self.has_window),

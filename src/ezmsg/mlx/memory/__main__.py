@@ -64,7 +64,7 @@ def main(
 
 
 def parser(prog: str, parser_class: ParserClass = argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """What reads the options."""
+    """The parser of the options."""
     text = _DESCRIPTION
     parser = parser_class(prog, description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     text = "of the graph, as host:port [where ez.run starts one]"

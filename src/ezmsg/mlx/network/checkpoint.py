@@ -95,7 +95,7 @@ _STORAGES = {
 
 
 def read_pytorch(path: str | os.PathLike[str]) -> object:
-    """What ``torch.save`` has written: built-in types and, for tensors, NumPy arrays (bfloat16 as float32).
+    """Read what ``torch.save`` has written: built-in types and, for tensors, NumPy arrays (bfloat16 as float32).
 
     Raises:
         pickle.UnpicklingError: It has something else in it.
@@ -239,7 +239,7 @@ def _parameters(module: nn.Module) -> list[tuple[str, mx.array]]:
 
 
 def template_of(plain: nn.Module, quantized: nn.Module | None, dtype: mx.Dtype) -> dict[str, Weight]:
-    """What weights a model takes, by their names before they are quantized, and what becomes of each."""
+    """The weights that a model takes, by their names before they are quantized, and what becomes of each."""
     found = {}
     modules = dict(quantized.named_modules()) if quantized is not None else {}
     for name, value in _parameters(plain):

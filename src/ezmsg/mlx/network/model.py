@@ -29,7 +29,7 @@ GROUP_SIZE = 64
 """Weights that share a scale, where they are quantized."""
 
 _TOLERANCE = 1e-2
-"""What results on a GPU may differ by between two batch sizes, relative to the largest: of bfloat16, and more."""
+"""Largest difference of results on a GPU between two batch sizes, relative to the largest: of bfloat16, and more."""
 
 
 def imported(model_class: type | str) -> type[nn.Module]:
@@ -294,7 +294,7 @@ class Model:
 
 
 def _kept_where_not_finite(call: Call, weights: Weights, x: mx.array, state: Tree) -> tuple[Tree, Tree]:
-    """What *call* returns, with *state* as it was where *x* has a value that is not finite."""
+    """The result of *call*, with *state* as it was where *x* has a value that is not finite."""
     y, after = call(weights, x, state)
     is_finite = mx.isfinite(x).all()
     return y, tree_map(lambda new, old: mx.where(is_finite, new, old), after, state)

@@ -60,7 +60,7 @@ class NetworkSettings(ez.Settings):
     while it runs exchanges the weights (:meth:`NetworkTransformer.exchange_weights`)."""
 
     dtype: str = "float32"
-    """What weights and windows are cast to: ``"float32"``, ``"bfloat16"`` or ``"float16"``. Results are float32."""
+    """Dtype of weights and windows: ``"float32"``, ``"bfloat16"`` or ``"float16"``. Results are float32."""
 
     quantize: int | None = None
     """Bits of a weight, 8 or 4, of linear, embedding and recurrent layers whose rows are multiples of 64 (as
@@ -128,7 +128,7 @@ class NetworkState:
     """Samples of the next window that have come already."""
 
     of_model: Tree = None
-    """What the model returned with the last window; None before the first."""
+    """State that the model returned with the last window; None before the first."""
 
     weights: Weights | None = None
     """Weights that have taken the place of those in the settings, by their names."""
@@ -163,7 +163,7 @@ class _Exchange:
             self._submit(model, weights, loading)
 
     def load(self, weights: object) -> Future[Weights]:
-        """What is done when :attr:`loaded` are these."""
+        """Called when :attr:`loaded` are these."""
         loading: Future[Weights] = Future()
         if self._model is None:
             self._early.append((weights, loading))

@@ -16,7 +16,7 @@ Samples: TypeAlias = "npt.NDArray[np.float32] | mx.array"
 """float32 of shape (time, features)."""
 
 PADDING = 0.0
-"""What stands in the rows of a batch that have no window. No result depends on it."""
+"""Value in the rows of a batch that have no window. No result depends on it."""
 
 
 class Waiting(NamedTuple):
@@ -51,7 +51,7 @@ def batches(n_windows: int, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 class Cut(NamedTuple):
-    """What a message means for the windows of its stream."""
+    """The windows that a message completes, and what is left."""
 
     waiting: Samples | None
     data: Samples

@@ -86,7 +86,7 @@ def plain_class(module: str, name: str, packages: frozenset[str]) -> type:
 
 
 _PLAIN = (type(None), bool, int, float, str)
-"""What JSON holds as it is; NaN and infinity included, as Python writes it."""
+"""Types that JSON holds without a code; NaN and infinity included, as Python writes it."""
 
 
 class CannotPack(TypeError):
@@ -402,7 +402,7 @@ Made: typing.TypeAlias = list[tuple[BaseProcessor, Captured]]
 
 
 class _Nested(typing.NamedTuple):
-    """What is kept of a transformer inside the state of another."""
+    """The state of a transformer inside the state of another."""
 
     kept: object
 
@@ -434,7 +434,7 @@ def _shown(value: object) -> str:
 
 
 def differing_settings(there: str, wanted: str) -> list[str]:
-    """What two recipes differ in, each in a few words: the recording, the stages, or their settings one by one."""
+    """Differences of two recipes, each in a few words: the recording, the stages, or their settings one by one."""
     recordings, stages = zip(*((text.partition("\n")[0], _stages_in(text)) for text in (there, wanted)), strict=True)
     parts = [recording.split(", ") for recording in recordings]
     if len(parts[0]) == len(parts[1]):
@@ -502,7 +502,7 @@ def parts_of(step: object) -> Mapping[str, typing.Any]:
 
 
 def environment() -> str:
-    """What else than recording and settings the bits of a result depend on: versions, processor, MLX's device."""
+    """Conditions besides recording and settings that the bits of a result depend on: versions, processor, device."""
     versions = {}
     for name in _PACKAGES:
         try:
@@ -536,7 +536,7 @@ def check_savable(step: Stage) -> None:
 
 
 def as_made(step: Stage) -> Made:
-    """What attributes a step has when it is made, so that :func:`save` sees whether it keeps data in others."""
+    """Attributes of a step when it is made, so that :func:`save` sees whether it keeps data in others."""
     found: Made = [(step, captured(step))] if isinstance(step, BaseProcessor) else []
     return [*found, *(each for part in parts_of(step).values() for each in as_made(part))]
 

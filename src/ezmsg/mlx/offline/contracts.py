@@ -1,4 +1,4 @@
-"""What a source of recordings, a format of them and a sink of results have to do, so that others can be added."""
+"""Contracts of sources of recordings, of their formats and of sinks of results, so that others can be added."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class SegmentInfo(typing.NamedTuple):
     """Samples in front of which time jumps, counted from the first one of the segment."""
 
     differs: tuple[str, ...] = ()
-    """What its own header says otherwise than that of the first segment: labels, rates, gains, offsets, units."""
+    """Differences of its own header from that of the first segment: labels, rates, gains, offsets, units."""
 
 
 class StreamInfo(typing.NamedTuple):
@@ -80,10 +80,10 @@ class StreamInfo(typing.NamedTuple):
     """Of its channels: electrode, analog, auxiliary, digital, sync or other; empty if it is not known."""
 
     gains: tuple[float, ...] = ()
-    """What one count is, in :attr:`unit`: one number for all channels, or one for each."""
+    """Value of one count, in :attr:`unit`: one number for all channels, or one for each."""
 
     offset: float = 0.0
-    """What is added then, in :attr:`unit`."""
+    """Offset that is added then, in :attr:`unit`."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class RecordingFormat:
     """A way to store recordings, see :func:`ezmsg.mlx.open_recording`."""
 
     name: str
-    """What users call it, in lower case."""
+    """Name for users, in lower case."""
 
     description: str
     """One line."""
@@ -117,7 +117,7 @@ class RecordingFormat:
 
 
 class Opened(typing.NamedTuple):
-    """What a sink found when it was opened."""
+    """State of a sink when it was opened."""
 
     is_complete: bool
     """The results of this very recipe are there already. Nothing else will be called but ``close``."""
@@ -175,7 +175,7 @@ class PiecewiseSink(ResultSink, typing.Protocol):
 
 
 def describe_source(name: str, sources: Sequence[RecordingSource]) -> StreamInfo:
-    """What can be said of a stream, from a source for each of its segments.
+    """Describe a stream, from a source for each of its segments.
 
     Reads the first message of each. A source may have an attribute ``gaps``, the samples in front of which time jumps.
     """

@@ -181,7 +181,7 @@ class _Behind:
 
 
 class TakesResults(typing.Protocol):
-    """What of a :class:`~.contracts.ResultSink` is used while a piece is computed."""
+    """The part of a :class:`~.contracts.ResultSink` that is used while a piece is computed."""
 
     def append(self, message: AxisArray) -> None:
         """Take the next results."""
@@ -362,13 +362,13 @@ class ResumableChain:
 
 
 class PieceDone(typing.NamedTuple):
-    """What has become of a piece."""
+    """The outcome of a piece."""
 
     n_there: int
     """Samples of it whose results were there already."""
 
     checkpoint: bytes | None
-    """What was kept with the results of a part of a recording: packed :class:`~.pieces.Seams`."""
+    """Data that was kept with the results of a part of a recording: packed :class:`~.pieces.Seams`."""
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def _reporter(number: int) -> Callable[[int], None]:
 
 
 class TaskEvent(typing.NamedTuple):
-    """What has become of a task."""
+    """The outcome of a task."""
 
     number: int
     """That of the task."""
@@ -86,7 +86,7 @@ class TaskEvent(typing.NamedTuple):
     is_finished: bool = False
 
     outcome: object = None
-    """What its steps returned, or the exception that they raised, when it is finished."""
+    """The result of its steps, or the exception that they raised, when it is finished."""
 
 
 class Tasks:

@@ -40,7 +40,7 @@ _SKIPPED = (".zarr", ".partial")
 
 
 class RecordingInfo(typing.NamedTuple):
-    """What a recording holds."""
+    """Contents of a recording."""
 
     path: Path
     """The recording that the path belongs to: the folder, where a file in it was given."""
@@ -119,7 +119,7 @@ def open_recording(
 
 
 def describe_recording(path: str | os.PathLike, format: str | None = None, **options: typing.Any) -> RecordingInfo:
-    """What the recording at *path* holds: streams, channels, rates, durations and gaps.
+    """Describe the recording at *path*: streams, channels, rates, durations and gaps.
 
     Time stamps are read as a whole, samples are not. A stream that cannot be processed says why in ``problem``.
 

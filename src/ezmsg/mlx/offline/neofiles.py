@@ -209,7 +209,7 @@ _ARGUMENTS = {"blackrock": _of_blackrock, "intan": _of_intan}
 
 
 def _channels(header: npt.NDArray, format: str, stream: str, rate: float) -> Channels:
-    """What neo's header says of the channels of a stream, corrected."""
+    """The header of neo for the channels of a stream, corrected."""
     # A text of a fixed length ends at its first zero byte; behind it may be anything.
     labels, units = ([str(text).split("\0")[0].strip() for text in header[name]] for name in ("name", "units"))
     gains, offsets = header["gain"].astype(np.float64), header["offset"].astype(np.float64)

@@ -196,7 +196,7 @@ def member(group: h5py.Group, dataset: str, path: Path, name: str) -> h5py.Datas
 
 
 def read_series(group: h5py.Group, address: str, path: Path) -> Series:
-    """What *group* says of its samples and channels, checked."""
+    """Samples and channels of *group*, checked."""
     name = address.rpartition("/")[2]
     with faults_of(path, name):
         data = member(group, "data", path, name)
@@ -305,7 +305,7 @@ class RegularTimes(typing.NamedTuple):
 
     @property
     def identity(self) -> str:
-        """What tells these times apart from others, for the identity of the recording."""
+        """Identity of these times, for that of the recording."""
         return f"from {self.start!r} s at {self.rate!r} Hz"
 
     def runs(self, begin: int, end: int, stamps: object) -> Iterator[Run]:
@@ -331,7 +331,7 @@ class StampedTimes(typing.NamedTuple):
 
     @property
     def identity(self) -> str:
-        """What tells these times apart from others, for the identity of the recording."""
+        """Identity of these times, for that of the recording."""
         return f"at time stamps {self.digest}, {self.rate!r} Hz"
 
     def runs(self, begin: int, end: int, stamps: h5py.Dataset) -> Iterator[Run]:
@@ -398,7 +398,7 @@ def _blocks(n: int) -> Iterator[tuple[int, int]]:
 
 
 class _Survey:
-    """What one reading of all time stamps tells."""
+    """Summary of all time stamps, from one reading."""
 
     def __init__(self, stamps: h5py.Dataset, path: Path, name: str) -> None:
         n, digest, sampled, largest = len(stamps), hashlib.sha256(), [], 0.0

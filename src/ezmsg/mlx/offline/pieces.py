@@ -299,7 +299,7 @@ band-pass as the noise of rounding, about 1e-12 of the others, which is never th
 
 
 class Seams(typing.NamedTuple):
-    """What is kept of a piece to compare it with its neighbours."""
+    """Results of a piece that are compared with its neighbours."""
 
     before: npt.NDArray
     """Results in front of the piece that have settled, of shape (row, ...): computed, but not part of it."""

@@ -38,7 +38,7 @@ Report = Callable[[int, int], None]
 def reporting(
     progress: Report | typing.Literal[False] | None, recording: str, sampling_rate: float
 ) -> Iterator[Report | None]:
-    """What to call after each chunk; a bar while the ``with`` block lasts, if *progress* is None.
+    """The function to call after each chunk; a bar while the ``with`` block lasts, if *progress* is None.
 
     Args:
         progress: See :func:`ezmsg.mlx.process_recording`.
@@ -92,7 +92,7 @@ class Options:
 
 @dataclass(frozen=True)
 class ProcessedRecording:
-    """What :func:`process_recording` did."""
+    """Report of :func:`process_recording`."""
 
     n_samples: int
     """Length of the recording in samples."""
@@ -105,7 +105,7 @@ class ProcessedRecording:
     """Into how many pieces the recording was cut."""
 
     largest_difference: float | None = None
-    """What the results of neighbouring pieces differ by in front of their seam, at most, as a share of the largest
+    """Largest difference of the results of neighbouring pieces in front of their seam, as a share of the largest
     result of the channel; None where there is no seam, or the results were there."""
 
 
@@ -128,7 +128,7 @@ class _Recording:
         self.tasks: list[PieceTask] = []
         """One for each piece; none if the results are there."""
         self.done: dict[int, PieceDone] = {}
-        """What has become of the pieces, by their numbers."""
+        """Outcomes of the pieces, by their numbers."""
         self.so_far: dict[int, int] = {}
         """Samples of each piece that are done."""
         if is_cut:

@@ -1,4 +1,4 @@
-"""What the files of a recording hold, whichever code reads them: streams, their segments and their channels.
+"""Contents of the files of a recording, whichever code reads them: streams, their segments and their channels.
 
 Whatever knows a format gives a list of :class:`Sampled`. Here it is decided which part of it is meant. Channels of
 another kind are another stream, so that an analog input never gets into the common reference of electrodes unasked.
@@ -35,7 +35,7 @@ _NOTHING_MORE: Mapping[str, npt.NDArray] = {}
 
 
 class Channels(typing.NamedTuple):
-    """What a header says of channels that were sampled together."""
+    """The header of channels that were sampled together."""
 
     labels: list[str]
     rate: float
@@ -46,7 +46,7 @@ class Channels(typing.NamedTuple):
     units: list[str]
     kinds: list[str]
     more: Mapping[str, npt.NDArray] = _NOTHING_MORE
-    """What else is known of each, by a name for it: locations and groups."""
+    """Further properties of each channel, by name: locations and groups."""
 
     def of(self, columns: Sequence[int]) -> Channels:
         """Those of some columns."""
@@ -147,7 +147,7 @@ class Sampled:
     """Whether it has no electrodes, but what was recorded beside them."""
 
     suffixes: Mapping[str, str] | None = None
-    """What is added to the name for channels of a kind; a space and the kind where it does not say."""
+    """Suffix of the name for channels of a kind; a space and the kind where it does not say."""
 
     problem: Exception | None = None
     """Why nothing is known of it but its name."""
@@ -198,7 +198,7 @@ class Chosen(typing.NamedTuple):
     """Of each segment."""
 
     channels: Channels
-    """What the headers of all these segments say of these columns."""
+    """The headers of all these segments for these columns."""
 
 
 def choose(
@@ -228,7 +228,7 @@ def choose(
 
 
 def differing_entries(one: Channels, other: Channels) -> list[str]:
-    """What is not the same in two headers."""
+    """The differences of two headers."""
     same = {"labels": one.labels == other.labels, "rates": one.rate == other.rate}
     if len(one.labels) == len(other.labels):
         same["gains"] = np.array_equal(one.gains, other.gains, equal_nan=True)
@@ -558,7 +558,7 @@ def scaling_of(channels: Channels, path: Path, name: str) -> tuple[dict[str, obj
 
 
 def describe(recorded: Sequence[Sampled], path: Path) -> tuple[StreamInfo, ...]:
-    """What can be said of each stream."""
+    """Description of each stream."""
     found = []
     for stream in streams_of(recorded):
         try:

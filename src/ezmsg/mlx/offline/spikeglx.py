@@ -23,7 +23,7 @@ _KINDS = {"AP": ELECTRODE, "LF": ELECTRODE, "SY": SYNC, "MN": ELECTRODE, "MA": A
 """By the first letters of a label."""
 
 _SUFFIXES = {SYNC: "-SYNC", AUXILIARY: "-MA", ANALOG: "-XA", DIGITAL: "-XD"}
-"""What neo adds for synchronization words, and in its way for others."""
+"""Suffixes that neo adds for synchronization words, and in its way for others."""
 
 _PARTS = {"imec": "snsApLfSy", "nidq": "snsMnMaXaDw", "obx": "snsXaDwSy"}
 """By device, where the meta file counts its channels."""
@@ -262,7 +262,7 @@ def _table(meta: Meta) -> list[list[str]]:
 
 
 def _gains_of_probe(meta: Meta, file: Path) -> Callable[[str], float]:
-    """What gives the gain of a channel by its label.
+    """A function that gives the gain of a channel by its label.
 
     Raises:
         ValueError: It is in no entry, and the type of the probe does not say it either.

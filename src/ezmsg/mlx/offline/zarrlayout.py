@@ -35,7 +35,7 @@ if typing.TYPE_CHECKING:
     Compressor: typing.TypeAlias = Codec | typing.Literal["default"] | None
 
 DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32")
-"""What results can be kept as."""
+"""Dtypes of results."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class ResultLayout:
         return (rows_of_chunk(most, n_rows), *rest)
 
     def __str__(self) -> str:
-        """What values depend on; empty where they are as the chain gives them."""
+        """Conversions that values depend on; empty where they are as the chain gives them."""
         return "" if self.dtype is None else f"results as {self.dtype}"
 
 
@@ -421,7 +421,7 @@ def add_labels(group: typing.Any, message: AxisArray, labels: list[tuple[str, st
 
 
 def attributes_of_data(message: AxisArray, dims: list[str], labels: list[str]) -> dict[str, object]:
-    """What is said of the results.
+    """Attributes of the results.
 
     Args:
         message: The first ones.
@@ -437,7 +437,7 @@ def attributes_of_data(message: AxisArray, dims: list[str], labels: list[str]) -
 
 
 def attributes_of_axis(message: AxisArray, dim: str) -> dict[str, object]:
-    """What is said of the times of rows, or of labels."""
+    """Attributes of the times of rows, or of labels."""
     axis = message.axes.get(dim)
     unit = getattr(axis, "unit", "s")
     about: dict[str, object] = {"unit": unit} | _units(unit)

@@ -210,7 +210,7 @@ class Bus(NamedTuple):
 
 
 def bus() -> Bus | None:
-    """What copies over the bus; None where MLX computes in memory that the host reads."""
+    """The kernels that copy over the bus; None where MLX computes in memory that the host reads."""
     return _bus() if gpu_backend() == "cuda" and uses_gpu() else None
 
 

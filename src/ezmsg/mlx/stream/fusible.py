@@ -59,19 +59,19 @@ Axes: TypeAlias = dict[str, AxisBase]
 """The axes of a message, by the name of their dimension."""
 
 Counts: TypeAlias = Any
-"""What a stage counts: one immutable, hashable value, of a type that each stage chooses."""
+"""Counts of a stage: one immutable, hashable value, of a type that each stage chooses."""
 
 Variant: TypeAlias = Any
-"""What tells apart the functions that a stage is: a hashable value, of a type that each stage chooses."""
+"""Key of the functions of a stage: a hashable value, of a type that each stage chooses."""
 
 TransformerT = TypeVar("TransformerT")
 
 
 class Advance(NamedTuple):
-    """What a message of some length means for a stage, before its samples are looked at."""
+    """The effect of a message of some length on a stage, known before its samples are read."""
 
     variant: Hashable
-    """What tells apart the functions that :meth:`FusedStage.apply` is: each is compiled by itself."""
+    """Key of the function of :meth:`FusedStage.apply`; each key is compiled separately."""
 
     n_samples: int
     """Samples of the result along its stream dimension."""
@@ -125,7 +125,7 @@ class FusedStage(Generic[TransformerT]):
         raise NotImplementedError
 
     def advance(self, n_samples: int, counts: Counts) -> Advance | None:
-        """What a message of *n_samples* does at these *counts*; without side effects.
+        """The effect of a message of *n_samples* at these *counts*; without side effects.
 
         None leaves the message to the stages one by one, and the transformer to whatever it does with it.
         """
@@ -154,7 +154,7 @@ class FusedStage(Generic[TransformerT]):
 
 
 def for_next_stage(x: Array) -> Array:
-    """What a stage has given, as the next one takes it: a view that it could not write to becomes a copy."""
+    """The result of a stage as the next one takes it: a view that it could not write to becomes a copy."""
     if type(x) is np.ndarray and not (x.flags.carray and x.itemsize <= 4):
         return np.require(x, None if x.itemsize <= 4 else np.float32, ["C", "W", "A"])
     return x

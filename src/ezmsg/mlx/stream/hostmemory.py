@@ -101,7 +101,7 @@ def _mlx_name(dtype: np.dtype) -> str:
 
 
 class _Lent(weakref.ref):
-    """What tells that a block has come back."""
+    """A notice that a block has come back."""
 
     __slots__ = ("block",)
 
@@ -115,7 +115,7 @@ def is_lent(array: npt.NDArray) -> bool:
 
 
 class HostMemoryUse(NamedTuple):
-    """What there is, in bytes."""
+    """Bytes of each kind."""
 
     lent: int
     """In arrays that users hold."""

@@ -299,7 +299,7 @@ Captured: TypeAlias = list[tuple[dict[str, object], dict[str, object]] | Callabl
 
 
 def captured(stage: object) -> Captured:
-    """What :func:`put_back` needs to make the state of *stage* what it is now.
+    """Values with which :func:`put_back` makes the state of *stage* what it is now.
 
     That is the state which ezmsg-baseproc's transformers have, and what this does not reach: their other attributes,
     which go with the state (the hash of the message that it is for), those of objects in the state, and the same of the

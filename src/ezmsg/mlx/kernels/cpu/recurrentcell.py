@@ -319,7 +319,7 @@ def _arrays(matrix: Matrix) -> Any:
 
 
 class _Layer(NamedTuple):
-    """What is worked out once of the weights of a layer."""
+    """The weights of a layer, prepared once."""
 
     input: Any
     hidden: Any

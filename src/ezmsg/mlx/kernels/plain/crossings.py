@@ -51,7 +51,7 @@ def _median(x: mx.array, alpha: float, state: mx.array) -> tuple[mx.array, mx.ar
 
 
 def _scaled(x: mx.array, crossings: Crossings, zi: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-    """What is compared, and with what; the running scale after it."""
+    """The values that are compared, their thresholds, and the running scale after the message."""
     thresholds = mx.array(crossings.thresholds[: x.shape[1]])
     state = zi[SCALE : crossings.open_row]
     if crossings.scale == "none":
@@ -216,7 +216,7 @@ def proofs() -> list[Proof[Crossings]]:
 
 
 def _scale_of(x: npt.NDArray[np.float64], crossings: Crossings) -> npt.NDArray[np.float64]:
-    """What thresholds are multiples of, at each sample."""
+    """The scale that thresholds are multiples of, at each sample."""
     scale, now, weight = np.ones(x.shape), np.zeros(x.shape[1]), np.zeros(x.shape[1])
     for sample, result in zip(x, scale, strict=True):
         taken = np.isfinite(sample)
