@@ -158,6 +158,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=1 / 3, help="length of the graph of 1024 channels [0.33]")
     parser.add_argument("--wide-seconds", type=float, default=20.0, help="length of that of 4096 channels [20]")
     parser.add_argument("--messages", type=int, default=4000, help="of the bare chain [4000]")
+    parser.add_argument("--graph", action="store_true", help="the graph alone")
     parser.add_argument("--tiny", action="store_true", help="few channels and short streams, to see that it runs")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -167,10 +168,12 @@ def main() -> int:
         return 0
     widths, n_messages = ((8, 16), 300) if options.tiny else ((1024, 4096), options.messages)
     shapes = [(30, 8)] if options.tiny else [(30, 1024), (30, 4096), (300, 1024), (3000, 1024), (30000, 256)]
-    check_kernels()
-    check_chain(widths[0])
-    rows = [bare(width, n_messages) for width in widths]
-    rows += kernel_alone(shapes, 20 if options.tiny else 100)
+    rows = []
+    if not options.graph:
+        check_kernels()
+        check_chain(widths[0])
+        rows = [bare(width, n_messages) for width in widths]
+        rows += kernel_alone(shapes, 20 if options.tiny else 100)
     seconds = (2.0, 2.0) if options.tiny else (60 * options.minutes, options.wide_seconds)
     graphs = []
     for width, length in zip(widths, seconds, strict=True):
@@ -184,7 +187,7 @@ def main() -> int:
 def write(options: argparse.Namespace, rows: list[dict], graphs: list[dict]) -> None:
     import mlx.core as mx
 
-    path = Path(options.out) / "raw_to_decoder.json"
+    path = Path(options.out) / ("raw_to_decoder_graph.json" if options.graph else "raw_to_decoder.json")
     write_results(
         path,
         title="From raw samples to a decoded cursor, and crossings alone",

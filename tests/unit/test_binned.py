@@ -75,8 +75,11 @@ def check_same(results: list[AxisArray], expected: list[AxisArray], tolerance: f
             assert result.axes["time"].offset == pytest.approx(other.axes["time"].offset, rel=1e-12)
 
 
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_results_are_those_of_ezmsg_event(kind):
+def test_results_are_those_of_ezmsg_event(kind, device, monkeypatch):
+    # On a GPU, where MLX data stays.
+    monkeypatch.setattr("ezmsg.mlx.binned.uses_gpu", lambda: device == "gpu")
     ours, _, fields = KINDS[kind]
     reference = reference_of(kind)
     expected = [reference(given) for given in messages(marks)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
+import itertools
+from typing import TYPE_CHECKING, ClassVar, TypeAlias, cast
 
 import ezmsg.core as ez
 import numpy as np
@@ -13,6 +14,7 @@ from ezmsg.sigproc.binned_aggregate import BinnedAggregateState, BinnedAggregate
 from ezmsg.util.messages.axisarray import AxisArray, LinearAxis
 from ezmsg.util.messages.util import replace
 
+from .peak import SparseEvents
 from .stream.convert import is_mlx_array
 from .stream.device import uses_gpu
 from .stream.fusible import Advance, Array, Axes, FusedStage
@@ -27,6 +29,7 @@ from .stream.unit import (
 
 if TYPE_CHECKING:
     import mlx.core as mx
+    import sparse
 
 
 class BinnedEventAggregatorSettings(ez.Settings):
@@ -109,21 +112,69 @@ class BinnedEventAggregator(
         return self.settings.bin_duration if self.settings.scale_output else 1.0
 
     def _process(self, message: AxisArray) -> AxisArray:
-        binned = super()._process(replace(message, data=self._marks(message.data)))
-        divisor = self.divisor()
-        return binned if divisor == 1.0 else replace(binned, data=binned.data / divisor)
+        state, axis_of_time = self.state, cast(LinearAxis, message.get_axis(self.state.axis))
+        axis, schedule = message.get_axis_idx(state.axis), cast(BinSchedule, state.schedule)
+        n_open, n_samples = schedule.carry_count, message.data.shape[axis]
+        step = schedule.advance(n_new=n_samples, in_offset=axis_of_time.offset, gain_in=axis_of_time.gain)
+        given: npt.NDArray | mx.array | SparseEvents | sparse.COO = message.data
+        data: npt.NDArray | mx.array
+        if isinstance(given, np.ndarray) or is_mlx_array(given):
+            data = given
+        else:
+            data = cast("SparseEvents | sparse.COO", given).todense()
+        # Where the bins of the message and the rest of it end.
+        ends = [0, *(cut - n_open for cut in step.cut_points), n_samples]
+        sums: npt.NDArray | mx.array
+        if is_mlx_array(data) and uses_gpu():
+            # ezmsg-sigproc declares NumPy's only.
+            sums, carry = self._on_device(data, ends, axis)
+            state.carry = cast("npt.NDArray", carry)
+        else:
+            sums, state.carry = self._on_host(np.asarray(data), ends, axis)
+            if is_mlx_array(data):
+                import mlx.core as mx
 
-    def _marks(self, data: Any) -> npt.NDArray | mx.array:
-        """Addend of each sample."""
-        if hasattr(data, "todense"):
-            data = data.todense()
-        if not self.settings.scale_by_value:
-            data = data != 0
-        if is_mlx_array(data):
-            import mlx.core as mx
+                sums = mx.array(sums.astype(np.float32))
+        return replace(message, data=sums, axes=self._out_axes(message, step))
 
-            return data.astype(mx.float32)
-        return np.asarray(data, np.float64)
+    def _on_host(self, data: npt.NDArray, ends: list[int], axis: int) -> tuple[npt.NDArray, npt.NDArray]:
+        """The results, and what is in the bin that is open: all that sigproc's carry is asked for here."""
+        marks = data if self.settings.scale_by_value or data.dtype == np.bool_ else data != 0
+        lead = (slice(None),) * axis
+        sums = [
+            marks[(*lead, slice(start, stop))].sum(axis=axis, dtype=np.float64, keepdims=True)
+            for start, stop in itertools.pairwise(ends)
+        ]
+        if self.state.carry is not None:
+            sums[0] += np.asarray(self.state.carry).sum(axis=axis, dtype=np.float64, keepdims=True)
+        if len(sums) == 1:
+            return np.empty_like(sums[0], shape=(*data.shape[:axis], 0, *data.shape[axis + 1 :])), sums[0]
+        done = np.concatenate(sums[:-1], axis=axis)
+        return (done if self.divisor() == 1.0 else done / self.divisor()), sums[-1]
+
+    def _on_device(self, data: mx.array, ends: list[int], axis: int) -> tuple[mx.array, mx.array]:
+        import mlx.core as mx
+
+        marks = data if self.settings.scale_by_value else data != 0
+        lead, one = (slice(None),) * axis, (*data.shape[:axis], 1, *data.shape[axis + 1 :])
+        # The sum of no samples does not always end in MLX.
+        sums = [
+            mx.sum(marks[(*lead, slice(start, stop))].astype(mx.float32), axis=axis, keepdims=True)
+            if start < stop
+            else mx.zeros(one)
+            for start, stop in itertools.pairwise(ends)
+        ]
+        carry: npt.NDArray | mx.array | None = self.state.carry
+        if carry is not None:
+            # As a message of NumPy's has left it.
+            carry = mx.array(carry.astype(np.float32)) if isinstance(carry, np.ndarray) else carry
+            sums[0] = sums[0] + mx.sum(carry, axis=axis, keepdims=True)
+        # Not lazy, or it would hold the messages of a bin.
+        mx.async_eval(sums[-1])
+        if len(sums) == 1:
+            return mx.zeros((*data.shape[:axis], 0, *data.shape[axis + 1 :])), sums[0]
+        done = mx.concatenate(sums[:-1], axis=axis)
+        return (done if self.divisor() == 1.0 else done / self.divisor()), sums[-1]
 
 
 class BinnedEventAggregatorUnit(
@@ -171,20 +222,17 @@ class FusedEventCounts(FusedStage[BinnedEventAggregator]):
         import mlx.core as mx
 
         state, schedule = self.transformer.state, cast(BinSchedule, self.transformer.state.schedule)
-        so_far = mx.zeros((1, *self._others)) if state.carry is None else mx.sum(state.carry, axis=0, keepdims=True)
+        carry = np.zeros((1, *self._others)) if state.carry is None else np.array(state.carry)
+        so_far = mx.array(carry.sum(axis=0, keepdims=True).astype(np.float32))
         n_open = mx.array([schedule.carry_count], mx.int32)
         mx.eval(so_far, n_open)
         return (so_far, n_open), (schedule.n_bins_done, schedule.carry_count)
 
     def store(self, arrays: tuple[mx.array, ...], counts: BinCounts) -> None:
         """See :class:`FusedStage`."""
-        import mlx.core as mx
-
         state, schedule = self.transformer.state, cast(BinSchedule, self.transformer.state.schedule)
         schedule.n_bins_done, schedule.carry_count = counts
-        # As many samples as are open, whose sum is what matters.
-        rest = mx.zeros((max(counts[1] - 1, 0), *self._others))
-        state.carry = mx.concatenate([arrays[0], rest]) if counts[1] else None
+        state.carry = cast("npt.NDArray", arrays[0])
 
     def advance(self, n_samples: int, counts: BinCounts) -> Advance | None:
         """See :class:`FusedStage`."""

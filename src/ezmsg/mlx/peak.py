@@ -361,12 +361,15 @@ class ThresholdCrossingTransformer(
 
         state, path = self._state, default_path()
         zi = mx.array(state.zi) if isinstance(state.zi, np.ndarray) else cast("mx.array", state.zi)
-        flat = (mx.moveaxis(x, axis, 0) if axis else x).reshape(shape[0], -1)
+        # A view of MLX's is to be evaluated, which takes the host longer than the usual message takes the kernel.
+        flat = x if x.ndim == 2 and not axis else mx.moveaxis(x, axis, 0).reshape(shape[0], -1)
         schedule_before(path, zi)
         y, zf = kernel("crossings", path).run(flat, crossings, zi, 0, ())
         schedule_after(path, zf, first=state.n_seen == 0)
         state.zi = zf
-        return SparseEvents(y, shape, crossings.gives_values) if crossings.is_sparse else y.reshape(shape)
+        if crossings.is_sparse:
+            return SparseEvents(y, shape, crossings.gives_values)
+        return y if len(shape) == 2 else y.reshape(shape)
 
     def _of_numpy(
         self, x: npt.NDArray, crossings: Crossings, axis: int, shape: tuple[int, ...]
