@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 mx = pytest.importorskip("mlx.core")
-pytest.importorskip("crosstl")
+pytest.importorskip("crosstl", reason="needs crosstl, which needs Python 3.11")
 
 from helpers import metal_emulation, metal_vulkan
 from helpers.metal_mutants import CELLS, CHECKS, MUTANTS
