@@ -32,8 +32,8 @@ from ezmsg.mlx import (
 from ezmsg.mlx.chain import compiledrun
 from ezmsg.mlx.chain import compiledrun as inflight
 from ezmsg.mlx.chain.fusedrun import FusedRun
-from ezmsg.mlx.chain.runner import CUDA_GRAPHS
 from ezmsg.mlx.stream import device, hostmemory
+from ezmsg.mlx.stream.device import CUDA_GRAPHS
 from ezmsg.mlx.stream.fusible import FusedStage, fusion_of
 
 fuzz = settings(

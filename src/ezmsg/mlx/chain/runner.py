@@ -5,8 +5,7 @@ from __future__ import annotations
 import collections
 import itertools
 import operator
-import os
-from collections.abc import Awaitable, Callable, Generator, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import ezmsg.core as ez
@@ -16,22 +15,10 @@ from ezmsg.util.messages.axisarray import AxisArray
 from ..asarray import AsArrayTransformer
 from ..rechunk import RechunkTransformer
 from ..stream.convert import dtype_name, is_mlx_array
-from ..stream.device import uses_gpu
+from ..stream.device import start_kernels_one_by_one, uses_gpu
 from ..stream.fusible import FusedStage, PassesThrough, fused_stage
 from ..stream.unit import Captured, Output, Stage, captured, put_back
 from .fusedrun import ON_ENTRY, Configured, Ends, FusedRun, Likeness, give_back, holders
-
-CUDA_GRAPHS = "MLX_USE_CUDA_GRAPHS"
-
-
-def start_kernels_one_by_one(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Have MLX start kernels one by one in this process and those that it starts, unless the user has said otherwise.
-
-    Else MLX makes a CUDA graph for each evaluation. A message of a fused chain is one evaluation of a few kernels, for
-    which the graph takes longer than the kernels do. MLX reads the variable once in a process, when it first
-    computes on the GPU, so whoever has used it there before keeps the graphs.
-    """
-    environ.setdefault(CUDA_GRAPHS, "0")
 
 
 class Passed(NamedTuple):

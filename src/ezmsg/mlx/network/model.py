@@ -14,7 +14,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
 
-from ..stream.device import uses_gpu
+from ..stream.device import start_kernels_one_by_one, uses_gpu
 from .checkpoint import Arrays, Weight, check_weights, converted, flattened, from_pytorch, read_weights, template_of
 
 Tree: TypeAlias = Any
@@ -135,6 +135,7 @@ class Model:
         quantize: int | None,
         carries: bool,
     ) -> None:
+        start_kernels_one_by_one()
         module = made(imported(model_class), model_kwargs, n_features)
         module.eval()
         arrays: Arrays = dict(tree_flatten(module.parameters()))

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+import os
+from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import ezmsg.core as ez
@@ -60,6 +61,20 @@ def uses_gpu() -> bool:
 def has_gpu_allocator() -> bool:
     """Whether MLX's buffer cache is that of a GPU's allocator, which lets one buffer through past the limit."""
     return gpu_backend() is not None
+
+
+CUDA_GRAPHS = "MLX_USE_CUDA_GRAPHS"
+"""MLX's environment variable."""
+
+
+def start_kernels_one_by_one(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Have MLX start kernels one by one in this process and those that it starts, unless the user has said otherwise.
+
+    Else MLX makes a CUDA graph for each evaluation. A message of a fused chain or a step of a decoder is one evaluation
+    of a few kernels, for which the graph takes longer than the kernels do. MLX reads the variable once in a process,
+    when it first computes on the GPU, so whoever has used it there before keeps the graphs.
+    """
+    environ.setdefault(CUDA_GRAPHS, "0")
 
 
 PAGE = 16 * 1024
