@@ -17,6 +17,7 @@ import pytest
 from ezmsg.util.messages.axisarray import AxisArray
 
 from ezmsg.mlx import EWMATransformer, RechunkSettings
+from ezmsg.mlx.offline import checkpoint
 from ezmsg.mlx.offline.checkpoint import CannotPack, CannotSave, pack, save, unpack
 from ezmsg.mlx.stream.segments import Segment
 
@@ -214,14 +215,14 @@ def test_what_contains_itself_is_not_packed():
 
 
 def made(*nodes, value=None, **arrays):
-    tree = {"format": "ezmsg-mlx values 1", "nodes": nodes, "value": [len(nodes) - 1] if value is None else value}
+    tree = {"format": checkpoint.FORMAT, "nodes": nodes, "value": [len(nodes) - 1] if value is None else value}
     file = io.BytesIO()
     np.savez(file, tree=np.frombuffer(json.dumps(tree).encode(), np.uint8), **arrays)
     return file.getvalue()
 
 
 def test_bytes_made_by_hand_are_read():
-    assert unpack(made(["list", [1, 2]])) == [1, 2]
+    assert unpack(made(["list", 1, 2])) == [1, 2]
 
 
 class Evil:
@@ -261,26 +262,30 @@ def test_a_pickle_in_any_place_does_not_run(number, marker):
 @pytest.mark.parametrize(
     "nodes",
     [
-        [["object", "subprocess", "Popen", {}, {}]],
-        [["dict", [], []], ["object", "ezmsg.mlx.offline.checkpoint", "os.system", [0], [0]]],
-        [["dict", [], []], ["object", "ezmsg.mlx.offline.zarrsink", "fcntl.flock", [0], [0]]],
-        [["dict", [], []], ["object", "ezmsg.mlx.offline.zarrsink", "Path", [0], [0]]],
-        [["dict", [], []], ["object", "ezmsg.mlx.ewma", "EWMATransformer", [0], [0]]],
-        [["dict", [], []], ["object", "ezmsg.core", "Unit", [0], [0]]],
-        [["dict", [], []], ["object", "ezmsg.not_imported", "X", [0], [0]]],
-        [["dict", ["__class__"], [1]], ["object", "ezmsg.mlx.rechunk", "RechunkState", [1], [0]]],
-        [["named", "ezmsg.mlx.rechunk", "RechunkState", []]],
+        [["dict"], ["object", "subprocess", "Popen", [0], [0]]],
+        [["dict"], ["object", "ezmsg.mlx.offline.checkpoint", "os.system", [0], [0]]],
+        [["dict"], ["object", "ezmsg.mlx.offline.zarrsink", "fcntl.flock", [0], [0]]],
+        [["dict"], ["object", "ezmsg.mlx.offline.zarrsink", "Path", [0], [0]]],
+        [["dict"], ["object", "ezmsg.mlx.ewma", "EWMATransformer", [0], [0]]],
+        [["dict"], ["object", "ezmsg.core", "Unit", [0], [0]]],
+        [["dict"], ["object", "ezmsg.not_imported", "X", [0], [0]]],
+        [["dict", 3, 4], ["object", "ezmsg.mlx.rechunk", "RechunkState", [0], [0]]],
+        [["named", "ezmsg.mlx.rechunk", "RechunkState"]],
         [["enum", "ezmsg.mlx.stream.segments", "Segment", "_make"]],
-        [["_init__", {}, ["subprocess"]]],
-        [["_setattr__", "_packages", ["os"]]],
+        [["__init__", "subprocess"]],
+        [["dict"], ["array", [0]]],
         [["module", "os"]],
         [["mlx dtype", "load"]],
         [["array", "../../etc/passwd"]],
-        [["list", [[0]]]],
-        [["list", [[-1]]]],
-        [["list"]],
+        [["list", [0]]],
+        [["list", [-1]]],
+        [["list", [0, 1]]],
         [["no such kind"]],
-        ["list"],
+        ["list", "dict"],
+        [["dict"], ["object", "ezmsg.mlx.rechunk", "RechunkState", [0], "text"]],
+        [["dict"], ["bytes", [0]]],
+        [["list", 1], ["masked", [0], [0], 0]],
+        [["dict"], ["range", [0]]],
     ],
     ids=str,
 )

@@ -1,6 +1,6 @@
 """Save the state of a chain of transformers, and go on with it in another process.
 
-What makes this more than packing a value: states may hold transformers of their own, whose states belong to them; and
+This is more than packing a value: states may hold transformers of their own, whose states belong to them; and
 a transformer begins anew when the hash of a message differs from that of the last one, which it does in every new
 process, since Python salts the hashes of text.
 
@@ -14,21 +14,20 @@ packages that the reader names, and are filled with their attributes.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import enum
 import functools
 import importlib
 import io
 import json
-import math
 import operator
 import platform
 import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
 
 import numpy as np
@@ -44,7 +43,7 @@ from ..stream.unit import Captured, Output, Stage, captured, captured_attributes
 if typing.TYPE_CHECKING:
     import mlx.core as mx
 
-FORMAT = "ezmsg-mlx values 1"
+FORMAT = "ezmsg-mlx values 2"
 
 TREE = "tree"
 """Name of the text among the arrays."""
@@ -52,13 +51,15 @@ TREE = "tree"
 MODULES = frozenset({"numpy", "mlx.core", "array_api_compat.numpy"})
 """Array libraries, which states remember by their modules."""
 
-SEQUENCES: dict[str, Callable[[list], object]] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
-
 Value: typing.TypeAlias = typing.Any
 """Whatever is packed."""
 
-Node: typing.TypeAlias = "list[typing.Any]"
-"""A kind and what belongs to it. A value in a node is plain, or a list with the number of an earlier node."""
+_PLAIN = (type(None), bool, int, float, str)
+"""Types that JSON holds without a code; NaN and infinity included, as Python writes it."""
+
+
+class CannotPack(TypeError):
+    """There is something that this format does not hold; the message says what."""
 
 
 def plain_class(module: str, name: str, packages: frozenset[str]) -> type:
@@ -76,7 +77,7 @@ def plain_class(module: str, name: str, packages: frozenset[str]) -> type:
         isinstance(found, type)
         and (found.__module__, found.__qualname__) == (module, name)
         and (issubclass(found, (enum.Enum, tuple)) or found.__new__ is object.__new__)
-        # Neither what would act by itself once it is built, or dropped, nor what only its own code can put together.
+        # Neither what would act once it is built, or dropped, nor what only its own code can put together.
         and not issubclass(found, (type, BaseException, BaseProcessor, Stateful))
         and not any(hasattr(found, method) for method in ("__del__", "__setstate__"))
     )
@@ -85,12 +86,135 @@ def plain_class(module: str, name: str, packages: frozenset[str]) -> type:
     return typing.cast(type, found)
 
 
-_PLAIN = (type(None), bool, int, float, str)
-"""Types that JSON holds without a code; NaN and infinity included, as Python writes it."""
+class _Kind(typing.NamedTuple):
+    """A kind of values: which they are, the parts that one consists of, and how it is built of them."""
+
+    holds: Callable[[Value], bool]
+    parts: Callable[[Value], Iterable[Value]]
+    build: Callable[[list[Value]], Value]
 
 
-class CannotPack(TypeError):
-    """There is something that this format does not hold; the message says what."""
+def _of(kind: type, parts: Callable[[Value], Iterable[Value]], build: Callable[[list[Value]], Value]) -> _Kind:
+    return _Kind(lambda value: type(value) is kind, parts, build)
+
+
+def _only(kind: type, value: Value) -> Value:
+    """*value*, of exactly this class: what else was packed is not to be asked for anything."""
+    if type(value) is not kind:
+        raise ValueError(f"a {type(value).__name__} in place of a {kind.__name__}")
+    return value
+
+
+def _halves(parts: list[Value]) -> Iterator[tuple[Value, Value]]:
+    return zip(parts[: len(parts) // 2], parts[len(parts) // 2 :], strict=True)
+
+
+def _objects(parts: list[Value]) -> npt.NDArray:
+    filled = np.empty(len(parts) - 1, object)
+    for place, value in enumerate(parts[1:]):
+        filled[place] = value
+    return filled.reshape(_only(tuple, parts[0]))
+
+
+def _from_mlx(array: Value) -> list[Value]:
+    import mlx.core as mx
+
+    # NumPy has no bfloat16; every one is a float32.
+    return [_name_of(array.dtype), np.array(array.astype(mx.float32) if array.dtype == mx.bfloat16 else array)]
+
+
+def _to_mlx(parts: list[Value]) -> Value:
+    import mlx.core as mx
+
+    array = mx.array(_only(np.ndarray, parts[1]), dtype=_mlx_dtype(parts[0]))
+    mx.eval(array)
+    return array
+
+
+_MLX_DTYPES = {name.rstrip("_"): name for name in MLX_DTYPES}
+
+
+def _mlx_dtype(name: str) -> mx.Dtype:
+    import mlx.core as mx
+
+    return getattr(mx, _MLX_DTYPES[name])
+
+
+def _name_of(dtype: object) -> str:
+    return str(dtype).rpartition(".")[2]
+
+
+def _is_mlx_dtype(value: Value) -> bool:
+    return type(value).__module__ == "mlx.core" and type(value).__name__ == "Dtype"
+
+
+def _module(parts: list[Value]) -> types.ModuleType:
+    if parts[0] not in MODULES:
+        raise ValueError(f"module {parts[0]!r}")
+    return importlib.import_module(parts[0])
+
+
+def _is_array(value: Value, kinds: str) -> bool:
+    return type(value) in (np.ndarray, np.memmap) and value.dtype.kind in kinds
+
+
+def _is_library(value: Value) -> bool:
+    return isinstance(value, types.ModuleType) and value.__name__ in MODULES
+
+
+def _empty(dtype: Value) -> list[Value]:
+    return [np.empty(0, dtype)]
+
+
+def _scalar(parts: list[Value]) -> Value:
+    return _array(parts)[()]
+
+
+def _texts(parts: list[Value]) -> npt.NDArray:
+    return np.array(parts[1:], np.dtypes.StringDType()).reshape(_only(tuple, parts[0]))
+
+
+def _all(kind: type, parts: list[Value]) -> list[Value]:
+    return [_only(kind, part) for part in parts]
+
+
+def _array(parts: list[Value]) -> npt.NDArray:
+    return _only(np.ndarray, *parts)
+
+
+def _masked(parts: list[Value]) -> Value:
+    return np.ma.MaskedArray(_array(parts[:1]), _array(parts[1:2]), fill_value=parts[2])
+
+
+def _limits(value: Value) -> list[Value]:
+    return [value.start, value.stop, value.step]
+
+
+def _is_scalar_type(value: Value) -> bool:
+    return isinstance(value, type) and issubclass(value, np.generic)
+
+
+_KINDS: dict[str, _Kind] = {
+    **{kind.__name__: _of(kind, list, kind) for kind in (list, tuple, set, frozenset)},
+    "dict": _of(dict, lambda value: [*value.keys(), *value.values()], lambda parts: dict(_halves(parts))),
+    "deque": _of(deque, lambda value: [value.maxlen, *value], lambda parts: deque(parts[1:], parts[0])),
+    "complex": _of(complex, lambda value: [value.real, value.imag], lambda parts: complex(*_all(float, parts))),
+    "slice": _of(slice, _limits, lambda parts: slice(*parts)),
+    "range": _of(range, _limits, lambda parts: range(*_all(int, parts))),
+    "bytes": _of(bytes, lambda value: [np.frombuffer(value, np.uint8)], lambda parts: bytes(_array(parts))),
+    "bytearray": _of(bytearray, lambda value: [np.array(value, np.uint8)], lambda parts: bytearray(_array(parts))),
+    "scalar": _Kind(lambda value: isinstance(value, np.generic), lambda value: [np.asarray(value)], _scalar),
+    "dtype": _Kind(lambda value: isinstance(value, np.dtype), _empty, lambda parts: _array(parts).dtype),
+    "scalar type": _Kind(_is_scalar_type, _empty, lambda parts: _array(parts).dtype.type),
+    # Values of their own, in the order of rows.
+    "objects": _Kind(lambda value: _is_array(value, "O"), lambda value: [value.shape, *value.ravel()], _objects),
+    "texts": _Kind(lambda value: _is_array(value, "T"), lambda value: [value.shape, *value.ravel()], _texts),
+    "masked": _of(np.ma.MaskedArray, lambda value: [value.data, np.ma.getmaskarray(value), value.fill_value], _masked),
+    "mlx": _Kind(is_mlx_array, _from_mlx, _to_mlx),
+    "mlx dtype": _Kind(_is_mlx_dtype, lambda value: [_name_of(value)], lambda parts: _mlx_dtype(*parts)),
+    "module": _Kind(_is_library, lambda value: [value.__name__], _module),
+}
+"""All kinds but arrays, and instances of classes: *enum*, *named* (tuples) and *object*."""
 
 
 def pack(value: Value, packages: Iterable[str] = ("ezmsg",)) -> bytes:
@@ -115,8 +239,10 @@ def pack(value: Value, packages: Iterable[str] = ("ezmsg",)) -> bytes:
 
 
 class _Writer:
+    """Makes nodes of values: the kind, and the parts, each plain or a list with the number of an earlier node."""
+
     def __init__(self, packages: frozenset[str]) -> None:
-        self.nodes: list[Node] = []
+        self.nodes: list[list[Value]] = []
         self.arrays: dict[str, npt.NDArray] = {}
         self._packages = packages
         self._numbers: dict[int, int] = {}
@@ -139,85 +265,40 @@ class _Writer:
             self.nodes.append(node)
         return [self._numbers[key]]
 
-    def values(self, values: Iterable[Value]) -> list[Value]:
-        return [self.value(value) for value in values]
-
-    def _array(self, values: npt.NDArray) -> str:
-        if values.dtype.hasobject:
-            raise CannotPack(f"it holds an array of dtype {values.dtype}")
-        name = f"a{len(self.arrays)}"
-        self.arrays[name] = values
-        return name
-
-    def _node(self, value: Value) -> Node:
-        kind = type(value)
-        if kind.__name__ in SEQUENCES and kind is SEQUENCES[kind.__name__]:
-            return [kind.__name__, self.values(value)]
-        if kind is dict:
-            return ["dict", self.values(value.keys()), self.values(value.values())]
-        if kind is collections.deque:
-            return ["deque", self.values(value), value.maxlen]
-        if kind in (bytes, bytearray):
-            return [kind.__name__, self._array(np.frombuffer(bytes(value), np.uint8))]
-        if kind is complex:
-            return ["complex", value.real, value.imag]
-        if kind in (slice, range):
-            return [kind.__name__, self.values([value.start, value.stop, value.step])]
-        if kind in (np.ndarray, np.memmap):
-            return self._ndarray(np.asarray(value))
-        if kind is np.ma.MaskedArray:
-            return ["masked", *self.values([value.data, np.ma.getmaskarray(value), value.fill_value])]
-        if isinstance(value, np.generic):
-            return ["scalar", self._array(np.asarray(value))]
-        if isinstance(value, np.dtype):
-            return ["dtype", self._array(np.empty(0, value))]
-        if isinstance(value, type) and issubclass(value, np.generic):
-            return ["scalar type", self._array(np.empty(0, value))]
-        if is_mlx_array(value):
-            return self._mlx(value)
-        if kind.__module__ == "mlx.core" and kind.__name__ == "Dtype":
-            return ["mlx dtype", str(value).rpartition(".")[2]]
-        if isinstance(value, types.ModuleType) and value.__name__ in MODULES:
-            return ["module", value.__name__]
+    def _node(self, value: Value) -> list[Value]:
+        name, parts = next(
+            ((name, kind.parts(value)) for name, kind in _KINDS.items() if kind.holds(value)), ("", None)
+        )
+        if parts is not None:
+            return [name, *map(self.value, parts)]
+        if type(value) in (np.ndarray, np.memmap):
+            if value.dtype.hasobject:
+                raise CannotPack(f"it holds an array of dtype {value.dtype}")
+            self.arrays[name := f"a{len(self.arrays)}"] = np.asarray(value)
+            return ["array", name]
         return self._instance(value)
 
-    def _ndarray(self, values: npt.NDArray) -> Node:
-        if values.dtype.kind not in "OT":
-            return ["array", self._array(values)]
-        # Values of their own, in the order of rows.
-        return ["objects" if values.dtype.kind == "O" else "texts", list(values.shape), self.values(values.ravel())]
-
-    def _mlx(self, value: Value) -> Node:
-        import mlx.core as mx
-
-        # NumPy has no bfloat16; every one is a float32.
-        values = np.array(value.astype(mx.float32) if value.dtype == mx.bfloat16 else value)
-        return ["mlx", str(value.dtype).rpartition(".")[2], self._array(values)]
-
-    def _instance(self, value: Value) -> Node:
+    def _instance(self, value: Value) -> list[Value]:
         kind = type(value)
-        named = [kind.__module__, kind.__qualname__]
+        named = kind.__module__, kind.__qualname__
         if isinstance(value, (Stateful, BaseProcessor)):
             raise CannotPack(f"it holds a {kind.__name__}")
         try:
-            plain_class(kind.__module__, kind.__qualname__, self._packages)
+            plain_class(*named, self._packages)
         except ValueError as error:
-            raise CannotPack(f"it holds a {kind.__module__}.{kind.__qualname__}") from error
+            raise CannotPack(f"it holds a {'.'.join(named)}") from error
         if isinstance(value, enum.Enum):
             return ["enum", *named, value.name]
         if isinstance(value, tuple):
-            return ["named", *named, self.values(value)]
+            return ["named", *named, *map(self.value, value)]
         # As pickle would, without the calls of constructors that it may ask for.
         function, args, state, *items = (*value.__reduce_ex__(2), None, None)[:5]
         if getattr(function, "__name__", "") != "__newobj__" or args != (kind,) or any(i is not None for i in items):
-            raise CannotPack(f"it holds a {kind.__module__}.{kind.__qualname__}")
+            raise CannotPack(f"it holds a {'.'.join(named)}")
         attributes, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
         if not all(isinstance(part, (dict, type(None))) for part in (attributes, slots)):
-            raise CannotPack(f"it holds a {kind.__module__}.{kind.__qualname__}")
+            raise CannotPack(f"it holds a {'.'.join(named)}")
         return ["object", *named, self.value(attributes or {}), self.value(slots or {})]
-
-
-_MLX_DTYPES = {name.rstrip("_"): name for name in MLX_DTYPES}
 
 
 def unpack(data: bytes, packages: Iterable[str] = ("ezmsg",)) -> Value:
@@ -235,153 +316,45 @@ def unpack(data: bytes, packages: Iterable[str] = ("ezmsg",)) -> Value:
             tree = json.loads(arrays[TREE].tobytes())
             if tree["format"] != FORMAT:
                 raise ValueError(f"its format is {tree['format']!r}")
-            reader = _Reader(arrays, frozenset(packages))
-            for node in tree["nodes"]:
-                reader.built.append(reader.node(*node))
-            return reader.value(tree["value"])
+            built: list[Value] = []
+            for kind, *parts in tree["nodes"]:
+                # Only earlier ones are there, so nothing contains itself.
+                values = [_built(part, built) for part in parts]
+                built.append(arrays[values[0]] if kind == "array" else _build(kind, values, frozenset(packages)))
+            return _built(tree["value"], built)
     except Exception as error:  # whatever damage leads to
         raise ValueError(f"not values of this version of ezmsg-mlx ({type(error).__name__}: {error})") from error
 
 
-class _Reader:
-    def __init__(self, arrays: typing.Mapping[str, npt.NDArray], packages: frozenset[str]) -> None:
-        self.built: list[Value] = []
-        self._arrays = arrays
-        self._packages = packages
-
-    def value(self, value: Value) -> Value:
-        if isinstance(value, list):
-            (number,) = value
-            # Only earlier ones are there, so nothing contains itself.
-            return self.built[operator.index(number)]
-        return value
-
-    def values(self, values: list[Value]) -> list[Value]:
-        return [self.value(value) for value in values]
-
-    def node(self, kind: str, *rest: typing.Any) -> Value:
-        if kind in SEQUENCES:
-            return SEQUENCES[kind](self.values(*rest))
-        return _BUILDERS[kind](self, *rest)
-
-    def _dict(self, keys: list[Value], values: list[Value]) -> Value:
-        return dict(zip(self.values(keys), self.values(values), strict=True))
-
-    def _deque(self, values: list[Value], maxlen: int | None) -> Value:
-        return collections.deque(self.values(values), maxlen)
-
-    def _bytes(self, name: str) -> Value:
-        return self._arrays[name].tobytes()
-
-    def _bytearray(self, name: str) -> Value:
-        return bytearray(self._arrays[name].tobytes())
-
-    def _complex(self, real: float, imag: float) -> Value:
-        return complex(real, imag)
-
-    def _slice(self, values: list[Value]) -> Value:
-        return slice(*self.values(values))
-
-    def _range(self, values: list[Value]) -> Value:
-        return range(*self.values(values))
-
-    def _array(self, name: str) -> Value:
-        return self._arrays[name]
-
-    def _objects(self, shape: list[int], values: list[Value]) -> Value:
-        filled = np.empty(math.prod(shape), object)
-        for place, value in enumerate(values):
-            filled[place] = self.value(value)
-        return filled.reshape(shape)
-
-    def _texts(self, shape: list[int], values: list[Value]) -> Value:
-        return np.array(self.values(values), np.dtypes.StringDType()).reshape(shape)
-
-    def _masked(self, *values: Value) -> Value:
-        data, mask, fill = self.values(list(values))
-        return np.ma.MaskedArray(data, mask, fill_value=fill)
-
-    def _scalar(self, name: str) -> Value:
-        return self._arrays[name][()]
-
-    def _dtype(self, name: str) -> Value:
-        return self._arrays[name].dtype
-
-    def _scalar_type(self, name: str) -> Value:
-        return self._arrays[name].dtype.type
-
-    def _mlx(self, dtype: str, name: str) -> Value:
-        import mlx.core as mx
-
-        array = mx.array(self._arrays[name], dtype=_mlx_dtype(dtype))
-        mx.eval(array)
-        return array
-
-    def _mlx_dtype(self, name: str) -> Value:
-        return _mlx_dtype(name)
-
-    def _module(self, name: str) -> Value:
-        if name not in MODULES:
-            raise ValueError(f"module {name!r}")
-        return importlib.import_module(name)
-
-    def _enum(self, module: str, name: str, member: str) -> Value:
-        kind = plain_class(module, name, self._packages)
-        if not issubclass(kind, enum.Enum):
-            raise ValueError(f"{name} is not an enumeration")
-        return kind.__members__[member]
-
-    def _named(self, module: str, name: str, values: list[Value]) -> Value:
-        kind = plain_class(module, name, self._packages)
-        if not issubclass(kind, tuple):
-            raise ValueError(f"{name} is not a named tuple")
-        return tuple.__new__(kind, self.values(values))
-
-    def _object(self, module: str, name: str, attributes: Value, slots: Value) -> Value:
-        kind = plain_class(module, name, self._packages)
-        if issubclass(kind, (enum.Enum, tuple)):
-            raise ValueError(f"{name} has no attributes of its own")
-        built = object.__new__(kind)
-        for attribute, value in self.value(attributes).items():
-            # Not setattr, which a class may answer with code of its own.
-            built.__dict__[attribute] = value
-        for slot, value in self.value(slots).items():
-            member = getattr(kind, slot)
-            if not isinstance(member, types.MemberDescriptorType):
-                raise ValueError(f"{name} has no slot {slot!r}")
-            member.__set__(built, value)
-        return built
+def _built(part: Value, built: list[Value]) -> Value:
+    if not isinstance(part, list):
+        return part
+    (number,) = part
+    return built[operator.index(number)]
 
 
-# By name, and none but these.
-_BUILDERS: dict[str, Callable[..., Value]] = {
-    "dict": _Reader._dict,
-    "deque": _Reader._deque,
-    "bytes": _Reader._bytes,
-    "bytearray": _Reader._bytearray,
-    "complex": _Reader._complex,
-    "slice": _Reader._slice,
-    "range": _Reader._range,
-    "array": _Reader._array,
-    "objects": _Reader._objects,
-    "texts": _Reader._texts,
-    "masked": _Reader._masked,
-    "scalar": _Reader._scalar,
-    "dtype": _Reader._dtype,
-    "scalar type": _Reader._scalar_type,
-    "mlx": _Reader._mlx,
-    "mlx dtype": _Reader._mlx_dtype,
-    "module": _Reader._module,
-    "enum": _Reader._enum,
-    "named": _Reader._named,
-    "object": _Reader._object,
-}
-
-
-def _mlx_dtype(name: str) -> mx.Dtype:
-    import mlx.core as mx
-
-    return getattr(mx, _MLX_DTYPES[name])
+def _build(name: str, parts: list[Value], packages: frozenset[str]) -> Value:
+    if name not in ("enum", "named", "object"):
+        return _KINDS[name].build(parts)
+    kind = plain_class(_only(str, parts[0]), _only(str, parts[1]), packages)
+    is_kind = issubclass(kind, enum.Enum), issubclass(kind, tuple)
+    if is_kind != (name == "enum", name == "named"):
+        raise ValueError(f"{parts[1]} is not of the kind {name}")
+    if name == "enum":
+        return typing.cast("type[enum.Enum]", kind).__members__[parts[2]]
+    if name == "named":
+        return tuple.__new__(kind, parts[2:])
+    attributes, slots = (_only(dict, part) for part in parts[2:])
+    made: typing.Any = object.__new__(kind)
+    for attribute, value in attributes.items():
+        # Not setattr, which a class may answer with code of its own.
+        made.__dict__[attribute] = value
+    for slot, value in slots.items():
+        member = getattr(kind, slot)
+        if not isinstance(member, types.MemberDescriptorType):
+            raise ValueError(f"{parts[1]} has no slot {slot!r}")
+        member.__set__(made, value)
+    return made
 
 
 _PACKAGES = ("ezmsg", "ezmsg-baseproc", "ezmsg-mlx", "ezmsg-sigproc", "mlx", "numba", "numpy", "scipy")
