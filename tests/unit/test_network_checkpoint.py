@@ -50,7 +50,7 @@ def test_a_checkpoint_of_pytorch_gives_the_results_of_pytorch():
 
 
 def test_pytorch_itself_gives_the_same_arrays():
-    torch = pytest.importorskip("torch", reason="PyTorch is not needed, and not installed")
+    torch = pytest.importorskip("torch", reason="needs PyTorch, which is no dependency of the tests")
     expected = torch.load(CHECKPOINT, weights_only=True)["model_state_dict"]
     found = read_weights(CHECKPOINT)
     assert found.keys() == expected.keys()
