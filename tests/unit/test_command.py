@@ -549,10 +549,12 @@ def test_the_progress_line_fits_into_80_columns(monkeypatch):
     view.take(events.Started(100, "band-pass", "out"))
     for number in range(2):
         view.take(events.Progress(f"/x/{'a_long_name_' * 5}_{number}.imec0.ap.bin", 500.0 * number, 4000.0))
+    view.take(events.Progress("/x/run [red] [1].bin", 500.0, 4000.0))
     view._draw(after=-1e9)
     view.close()
     lines = [line for line in screen.getvalue().splitlines() if "━" in line]
-    assert lines and max(len(re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", line)) for line in lines) <= 80
+    assert any("run [red] [1].bin" in line for line in lines)
+    assert max(len(re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", line)) for line in lines) <= 80
 
 
 def test_progress_is_told_once_a_second_for_each_recording(capsys, monkeypatch):

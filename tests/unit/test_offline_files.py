@@ -1,6 +1,6 @@
 """One file is one file, whatever lies beside it; each segment has what its own header says, where neo is wrong, too."""
 
-import os
+import pathlib
 import pickle
 
 import numpy as np
@@ -92,6 +92,36 @@ def test_four_synchronization_words_of_a_quad_base_are_one_stream(tmp_path):
     assert first(open_recording(path)).data.shape[1] == 2
     assert labels_of(open_recording(path, stream="imec0.ap-SYNC")) == ["SY0", "SY1", "SY2", "SY3"]
     np.testing.assert_allclose(gains_of(open_recording(path)), 0.62 / 2048 / 100)
+
+
+def test_a_onebox_has_the_range_of_its_converter(tmp_path):
+    labels = ("XA0", "XA1", "XD0", "SY0")
+    entries = {"typeThis": "obx", "obAiRangeMax": 5, "obMaxInt": 32768, "obSampRate": 30303.0, "snsXaDwSy": "2,1,1"}
+    without = dict.fromkeys(("imAiRangeMax", "imDatPrb_type", "imSampRate", "snsApLfSy", "imroTbl"))
+    path = recording_files.write_spikeglx_as(tmp_path, stream="obx0.obx", labels=labels, **without, **entries)
+    source = open_recording(path)
+    assert labels_of(source) == ["XA0", "XA1"] and source.sampling_rate == 30303.0
+    np.testing.assert_allclose(gains_of(source), 5 / 32768)
+    names = [(stream.name, stream.kind) for stream in describe_recording(path).streams]
+    assert names == [("obx0", "analog"), ("obx0-XD", "digital"), ("obx0-SYNC", "sync")]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_damaged_meta_file_is_an_error_that_names_it_or_no_damage(seed, tmp_path):
+    path = recording_files.write_spikeglx_as(tmp_path)
+    meta, rng = path.with_suffix(".meta"), np.random.default_rng(seed)
+    whole = meta.read_bytes()
+    for _ in range(60):
+        content = bytearray(whole)
+        for place in rng.integers(0, len(content), rng.integers(1, 4)):
+            content[place] = rng.integers(0, 256)
+        meta.write_bytes(bytes(content[: rng.integers(1, len(content))]) if rng.integers(2) else bytes(content))
+        try:
+            found = open_recording(path)
+        except ValueError as error:
+            assert str(path.with_suffix("")) in str(error)
+        else:
+            assert np.isfinite(gains_of(found)).all()
 
 
 def test_nothing_of_the_neighbours_of_a_file_reaches_it(tmp_path):
@@ -234,10 +264,9 @@ def test_analog_inputs_come_with_electrodes_only_where_they_are_asked_for(tmp_pa
     np.testing.assert_allclose(gains_of(both)[[0, 2]], [8191e-6 / 32764, 4.999 / 32764])
 
 
-@pytest.mark.parametrize("order", [(5, 2, 9, 0, 11, 3, 8, 1, 10, 4, 7, 6), tuple(range(11, -1, -1))])
-def test_files_of_a_channel_belong_to_its_label_and_dc_amplifiers_have_their_sign(order, tmp_path):
+def test_files_of_a_channel_belong_to_its_label_and_dc_amplifiers_have_their_sign(tmp_path):
     names = tuple(f"A-{number:03d}" for number in range(12))
-    path = recording_files.write_intan_rhs(tmp_path / "r", names, order)
+    path = recording_files.write_intan_rhs(tmp_path / "r", names, (5, 2, 9, 0, 11, 3, 8, 1, 10, 4, 7, 6))
     below = tmp_path / "r" / "earlier"
     below.mkdir()
     np.zeros(600, np.int16).tofile(below / "amp-A-000.dat")
@@ -324,10 +353,17 @@ def test_links_that_go_round_give_each_recording_once(tmp_path):
     assert find_recordings(tmp_path / "other", "rawbinary") == [tmp_path / "other" / "there" / "recording.dat"]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
-def test_a_folder_that_may_not_be_read_is_left_out(tmp_path, caplog):
+def test_a_folder_that_may_not_be_read_is_left_out(tmp_path, monkeypatch, caplog):
     raw = recording_files.write_raw_binary(tmp_path)
-    closed = tmp_path / "closed"
-    closed.mkdir(mode=0o000)
+    (tmp_path / "closed").mkdir()
+
+    def iterdir(path):
+        if path.name == "closed":
+            raise PermissionError(13, "Permission denied", str(path))
+        return list_of(path)
+
+    list_of = pathlib.Path.iterdir
+    # Root may read every folder.
+    monkeypatch.setattr(pathlib.Path, "iterdir", iterdir)
     assert find_recordings(tmp_path, "rawbinary") == [raw]
     assert "closed is left out" in caplog.text

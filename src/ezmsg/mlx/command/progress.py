@@ -175,7 +175,9 @@ class Terminal:
         from rich.table import Column
 
         # The bar takes what the others leave of the width, and a long name loses its end.
-        name = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=2))
+        of_name = Column(no_wrap=True, overflow="ellipsis", ratio=2)
+        # A name may look like rich's markup.
+        name = TextColumn("{task.description}", markup=False, table_column=of_name)
         bar = BarColumn(bar_width=None, table_column=Column(min_width=8, ratio=1))
         note = TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True))
         # Drawn from here alone: a thread that draws while a line is printed may eat the line.
