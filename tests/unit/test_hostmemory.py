@@ -13,12 +13,14 @@ from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import pytest
+from ezmsg.sigproc.binned_aggregate import BinnedAggregateTransformer
 from ezmsg.util.messages.util import replace
 
 mx = pytest.importorskip("mlx.core", exc_type=ImportError)
 
 from helpers import cuda_emulation
-from helpers.on_no_gpu import as_on_a_gpu, results_written
+from helpers.latency import RATE
+from helpers.on_no_gpu import as_on_a_gpu, compiled_run, results_written
 from helpers.processes import in_forked_child
 from helpers.speed_messages import messages_of
 
@@ -394,7 +396,7 @@ def _bytes_of(name: str, holder: object) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["fused", "bare"])
-@pytest.mark.parametrize("source", ["int16", "float64"])
+@pytest.mark.parametrize("source", ["bool", "int16", "float64"])
 def test_a_large_message_goes_up_in_parts(kind, source, monkeypatch):
     monkeypatch.setattr(convert, "LEAST_STAGED", 0)
     monkeypatch.setattr(convert, "LARGE_MESSAGE", 1)
@@ -451,3 +453,26 @@ def test_kernels_that_are_wrong_or_fail_are_not_used(monkeypatch, caplog):
     with caplog.at_level("WARNING", logger="ezmsg"):
         assert hostdevice._bus.__wrapped__() is None
     assert [record.getMessage().rpartition(" ")[2] for record in caplog.records] == ["failed.", "wrong."]
+
+
+def test_what_a_stage_keeps_of_a_message_is_not_in_memory_that_is_written_to_again():
+    """The rest of a bin is a part of the message, which float32 messages need no conversion for."""
+
+    def binned():
+        to_mlx = AsArrayTransformer(backend="mlx", dtype="float32")
+        return [to_mlx, BinnedAggregateTransformer(bin_duration=50 / RATE), AsArrayTransformer(backend="numpy")]
+
+    one_by_one, expected, found = binned(), [], []
+    messages = [replace(message, data=message.data.astype(np.float32)) for message in messages_of(30, 4, 20)]
+    for message in messages:
+        for stage in one_by_one:
+            message = stage(message)
+        expected.append(message.data)
+    mx.disable_compile()
+    with as_on_a_gpu(), results_written():
+        chain = ChainTransformer(make_chain=binned, lengths=(30,))
+        for message in messages:
+            found.append(chain(replace(message, data=message.data.copy())).data)
+        assert compiled_run(chain).stop == 3
+    mx.enable_compile()
+    np.testing.assert_allclose(np.concatenate(found), np.concatenate(expected), rtol=1e-5)

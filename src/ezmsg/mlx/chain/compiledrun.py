@@ -24,10 +24,19 @@ import numpy.typing as npt
 from ezmsg.util.messages.axisarray import AxisArray
 
 from ..memory.shapes import note_compiled
-from ..stream.convert import LARGE_MESSAGE, MLX_DTYPES, copied, is_integer, mlx_to_integers, read_block, upload
+from ..stream.convert import (
+    LARGE_MESSAGE,
+    MLX_DTYPES,
+    copied,
+    is_integer,
+    mlx_to_integers,
+    numpy_to_mlx,
+    read_block,
+    upload,
+)
 from ..stream.device import Bus, bus, keep_on_host
 from ..stream.fusible import Array, FusedStage
-from ..stream.hostmemory import Block, device_memory
+from ..stream.hostmemory import Block, device_memory, mlx_name
 from .fusedrun import ON_ENTRY, Configured, Ends, FusedRun, Key, Loaded, Plan, Resident
 
 STAGED = {dtype: dtype if dtype.itemsize < 4 else np.dtype(np.float32) for dtype in ON_ENTRY}
@@ -175,6 +184,8 @@ class CompiledRun(FusedRun[Flat, Begun]):
         self._staged = STAGED[message.data.dtype] if self._has_entry else np.dtype(np.float32)
         self._in_flight = InFlight()
         self._bus = bus()
+        # Without a bus a wide message costs one copy to MLX's memory, and a narrow one nothing else.
+        self._stages_wide = self._has_entry and self._bus is not None
         # Truth values are few bytes, and are read as they are.
         self._writes = self._bus is not None and self.ends.exit is not None and self._result_dtype != "bool"
         rounds = self._rounds and self._dtype in MLX_DTYPES and is_integer(self._dtype)
@@ -272,7 +283,7 @@ class CompiledRun(FusedRun[Flat, Begun]):
             wide = x.astype(mx.float32)
         else:
             # The memory of a message is written to again: nothing that is kept may be a part of it.
-            wide = x * 1.0 if self._has_entry else x
+            wide = x * 1.0 if self._stages_wide else x
         y, after = self._apply(wide, _grouped(flat, sizes), steps.key[1], steps.lengths)
         # Where nobody waits for the result here, one sample, which is there when all of the message is done.
         marks = [x.reshape(-1)[:1].astype(mx.float32)] if self.ends.exit is None else []
@@ -293,7 +304,9 @@ class CompiledRun(FusedRun[Flat, Begun]):
         if isinstance(data, mx.array):
             x = data
         elif data.nbytes >= LARGE_MESSAGE and self._bus is not None:
-            x = upload(self._bus, data, self._staged, self._staged.name)
+            x = upload(self._bus, data, self._staged, mlx_name(self._staged))
+        elif self._staged == np.float32 and not self._stages_wide:
+            x, _ = numpy_to_mlx(data, "float32")
         else:
             staged = memory.take(data.size * self._staged.itemsize)
             x = staged.filled(data, self._staged)

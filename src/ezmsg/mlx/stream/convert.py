@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .device import Bus, bus, keep_on_host, uses_gpu
-from .hostmemory import Block, device_memory, used_again
+from .hostmemory import Block, device_memory, mlx_name, used_again
 from .sharedcopy import SharedCopy
 
 if TYPE_CHECKING:
@@ -315,7 +315,7 @@ def _uploaded(data: npt.NDArray, dtype: np.dtype, widen_to: str | None = None) -
     """
     is_small = data.size * _itemsize(widen_to or dtype.name) < LEAST_STAGED
     copies = bus() if dtype in _UPLOADED and not is_small and widen_to in (None, "float32") else None
-    return None if copies is None else upload(copies, data, dtype, widen_to or dtype.name)
+    return None if copies is None else upload(copies, data, dtype, widen_to or mlx_name(dtype))
 
 
 def upload(copies: Bus, data: npt.NDArray, dtype: np.dtype, target: str) -> mx.array:

@@ -79,7 +79,7 @@ class Block:
 
             assert self.array is not None
             n_bytes = math.prod(shape) * dtype.itemsize
-            array = self.array[:n_bytes].view(getattr(mx, _mlx_name(dtype))).reshape(shape)
+            array = self.array[:n_bytes].view(getattr(mx, mlx_name(dtype))).reshape(shape)
             mx.eval(array)
             if len(self._typed) >= _MOST_TYPED:
                 self._typed.clear()
@@ -96,7 +96,8 @@ class Block:
         return array
 
 
-def _mlx_name(dtype: np.dtype) -> str:
+def mlx_name(dtype: np.dtype) -> str:
+    """The attribute of ``mlx.core`` for *dtype*."""
     return dtype.name.replace("bool", "bool_")
 
 
