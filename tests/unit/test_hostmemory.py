@@ -11,15 +11,16 @@ import types
 import weakref
 from concurrent.futures import ProcessPoolExecutor
 
+import ezmsg.core as ez
 import numpy as np
 import pytest
-from ezmsg.sigproc.binned_aggregate import BinnedAggregateTransformer
+from ezmsg.baseproc import BaseTransformer
+from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
 mx = pytest.importorskip("mlx.core", exc_type=ImportError)
 
 from helpers import cuda_emulation
-from helpers.latency import RATE
 from helpers.on_no_gpu import as_on_a_gpu, compiled_run, results_written
 from helpers.processes import in_forked_child
 from helpers.speed_messages import messages_of
@@ -30,6 +31,7 @@ from ezmsg.mlx.chain import compiledrun
 from ezmsg.mlx.memory import memory_snapshot
 from ezmsg.mlx.stream import convert, hostmemory, sharedcopy
 from ezmsg.mlx.stream import device as hostdevice
+from ezmsg.mlx.stream.fusible import FusedStage
 from ezmsg.mlx.stream.hostmemory import Block, HostMemory, memory_in_use, used_again
 
 KIB, FLOAT = 1024, np.dtype(np.float32)
@@ -455,24 +457,43 @@ def test_kernels_that_are_wrong_or_fail_are_not_used(monkeypatch, caplog):
     assert [record.getMessage().rpartition(" ")[2] for record in caplog.records] == ["failed.", "wrong."]
 
 
+class Difference(BaseTransformer[ez.Settings, AxisArray, AxisArray]):
+    """From the last sample of the message before, which it keeps as a part of that message."""
+
+    last: mx.array | None = None
+
+    def _process(self, message):
+        x, last = message.data, self.last
+        self.last = x[-1:]
+        return replace(message, data=x - (mx.zeros((1, x.shape[1])) if last is None else last))
+
+    def fuse(self, message):
+        return FusedDifference(self, message)
+
+
+class FusedDifference(FusedStage[Difference]):
+    def apply(self, x, arrays, variant):
+        return x - arrays[0], (x[-1:],)
+
+    def load(self):
+        return (self.transformer.last,), None
+
+    def store(self, arrays, counts):
+        (self.transformer.last,) = arrays
+
+
 def test_what_a_stage_keeps_of_a_message_is_not_in_memory_that_is_written_to_again():
-    """The rest of a bin is a part of the message, which float32 messages need no conversion for."""
-
-    def binned():
+    def differences():
         to_mlx = AsArrayTransformer(backend="mlx", dtype="float32")
-        return [to_mlx, BinnedAggregateTransformer(bin_duration=50 / RATE), AsArrayTransformer(backend="numpy")]
+        return [to_mlx, Difference(), AsArrayTransformer(backend="numpy")]
 
-    one_by_one, expected, found = binned(), [], []
-    messages = [replace(message, data=message.data.astype(np.float32)) for message in messages_of(30, 4, 20)]
-    for message in messages:
-        for stage in one_by_one:
-            message = stage(message)
-        expected.append(message.data)
+    messages = [replace(message, data=message.data.astype(np.float32)) for message in messages_of(30, 4, 8)]
+    before = np.zeros((1, 4), np.float32)
     mx.disable_compile()
     with as_on_a_gpu(), results_written():
-        chain = ChainTransformer(make_chain=binned, lengths=(30,))
+        chain = ChainTransformer(make_chain=differences, lengths=(30,))
         for message in messages:
-            found.append(chain(replace(message, data=message.data.copy())).data)
+            np.testing.assert_array_equal(chain(message).data, message.data - before)
+            before = message.data[-1:]
         assert compiled_run(chain).stop == 3
     mx.enable_compile()
-    np.testing.assert_allclose(np.concatenate(found), np.concatenate(expected), rtol=1e-5)
