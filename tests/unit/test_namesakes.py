@@ -228,7 +228,7 @@ def test_a_sample_that_is_not_finite_spoils_no_other_channel_and_is_forgotten(ca
     name, settings, _ = CASES[case]
     clean, dirty = make("mlx", name, settings), make("mlx", name, settings)
     with on(device):
-        for number, message in enumerate(stream(["time", "ch"], (100,) * 40)):
+        for number, message in enumerate(stream(["time", "ch"], (200,) * 12)):
             expected = np.array(clean(as_mlx(message)).data)
             data = message.data.copy()
             if number == 3:
@@ -252,7 +252,7 @@ def test_line_is_followed_for_hours():
     for device in ("cpu", "gpu"):
         with on(device):
             late, early = (make("mlx", "adaptive_lnc.AdaptiveLNCTransformer", settings) for _ in range(2))
-            for number, message in enumerate(stream(["time", "ch"], (500,) * 6)):
+            for number, message in enumerate(stream(["time", "ch"], (300,) * 4)):
                 found, expected = late(as_mlx(message)), early(as_mlx(message))
                 if number == 0:
                     late.state.phase += 2 * np.pi * 60 * 86400

@@ -116,7 +116,7 @@ def test_no_more_is_kept_than_is_needed():
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 def test_all_that_was_kept_may_have_been_used(device):
-    """Not a sample of the reference is left then, whose number could be asked for. What is not between samples is one."""
+    """Not a sample of the reference is left then, whose number could be asked for. Results at samples are these."""
     ours = ResampleConcatProcessor(sigproc_concat.ResampleConcatSettings())
     n_results = 0
     with on(device):
