@@ -414,6 +414,23 @@ def test_a_large_message_goes_up_in_parts(kind, source, monkeypatch):
     mx.enable_compile()
 
 
+@pytest.mark.parametrize("n_rows", [2, 64])
+def test_memory_of_an_upload_is_used_again_when_the_kernels_have_read_it(n_rows, device, monkeypatch):
+    monkeypatch.setattr(convert, "LARGE_MESSAGE", 1000)
+    monkeypatch.setattr(convert, "device_memory", lambda: device)
+    marks = []
+
+    def read(x, dtype):
+        marks.append(mx.zeros(1))
+        return x * 1, marks[-1]
+
+    convert.upload(hostdevice.Bus(lambda *given: None, read), np.ones((n_rows, 8), np.float32), FLOAT, "float32")
+    ((block, waits_for),) = device._read[16 * KIB]
+    # The last one: kernels run in order.
+    assert len(marks) == (1 if n_rows == 2 else convert.N_PARTS) and waits_for == [marks[-1]]
+    assert device.use() == (0, block.size, block.size) and device.take(1) is not block
+
+
 @pytest.mark.parametrize("source", ["int16", "float32", "float64", "bool", "int64"])
 def test_a_small_message_needs_no_kernel(source, monkeypatch):
     data = np.arange(12).reshape(3, 4).astype(source)
