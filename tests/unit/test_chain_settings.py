@@ -10,7 +10,7 @@ import pytest
 from ezmsg.sigproc.affinetransform import AffineTransformTransformer
 from ezmsg.sigproc.aggregate import AggregateTransformer, AggregationFunction
 from ezmsg.sigproc.binned_aggregate import BinnedAggregateTransformer
-from ezmsg.sigproc.downsample import DownsampleTransformer
+from ezmsg.sigproc.downsample import DownsampleSettings, DownsampleTransformer
 from ezmsg.sigproc.math.abs import AbsTransformer
 from ezmsg.sigproc.math.clip import ClipTransformer
 from ezmsg.sigproc.math.log import LogTransformer
@@ -57,6 +57,12 @@ REFERENCE = {
     "include_current": [False],
     "channel_groups": [GROUPS, np.array([[0, 1], [2, 3]])],
 }
+
+
+def band(cuton: float | None, cutoff: float, order: int = 2) -> package.ButterworthFilterSettings:
+    return package.ButterworthFilterSettings(order=order, cuton=cuton, cutoff=cutoff, coef_type="sos")
+
+
 PACKAGES_OWN: dict[type, tuple[dict, dict[str, list]]] = {
     package.EWMATransformer: ({"time_constant": 0.002}, AVERAGE),
     package.DetrendTransformer: ({"time_constant": 0.002}, AVERAGE),
@@ -111,6 +117,14 @@ PACKAGES_OWN: dict[type, tuple[dict, dict[str, list]]] = {
     package.PowTransformer: ({}, {"exponent": [3.0, 1.0]}),
     package.ActivationTransformer: ({"function": "expit"}, {"function": ["logit", "none"]}),
     package.CommonRereferenceTransformer: ({}, REFERENCE),
+    package.SquareLawBandPowerTransformer: (
+        {"bandpass": band(300.0, 5000.0), "lowpass": band(None, 1000.0), "downsample": DownsampleSettings(factor=4)},
+        {
+            "bandpass": [band(400.0, 5000.0), band(300.0, 5000.0, order=0)],
+            "lowpass": [band(None, 2000.0)],
+            "downsample": [DownsampleSettings(factor=3)],
+        },
+    ),
     package.ThresholdCrossingTransformer: (
         {"threshold": 200.0, "output_format": "dense"},
         {
