@@ -27,12 +27,12 @@ from support.decoder_view import save_plot
 import ezmsg.core as ez
 import numpy as np
 from ezmsg.util.messages.axisarray import AxisArray
-from raw_to_decoder import fitted, make_chain, parse_options, report, spikes_of
+from raw_to_decoder import WARM_UP, fitted, make_chain, parse_options, report, spikes_of
 
 from ezmsg.mlx import Chain, ChainSettings
 
-N_WARM = 60
-"""Messages before the stream begins: the first ones load and compile what the others need."""
+N_WARM = round(WARM_UP / 0.001)
+"""Messages before the stream begins, as fast as they go: the first ones load and compile what the others need."""
 
 N_BUFFERS = 16
 """Messages that may be under way between two processes."""
@@ -53,7 +53,7 @@ class Amplifier(ez.Unit):
 
     async def initialize(self) -> None:
         settings = self.SETTINGS
-        begin = settings.start - N_WARM * 0.001
+        begin = settings.start - WARM_UP
         # Made before, so that the source has nothing to do but to send.
         self.messages = list(settings.recording.messages(begin, settings.stop, n_samples=30))
 
@@ -108,7 +108,7 @@ def main() -> int:
     options = parse_options(__doc__)
     recording = CursorRecording(options.channels, options.seed)
     decoder = fitted(recording, options.train)
-    start, stop = options.train, options.train + round(options.seconds / 0.02) * 0.02
+    start, stop = max(options.train, WARM_UP), max(options.train, WARM_UP) + round(options.seconds / 0.02) * 0.02
     source = Amplifier(AmplifierSettings(recording, start, stop))
     source.OUTPUT_SIGNAL.num_buffers = N_BUFFERS
     chain = Chain(ChainSettings(make_chain=functools.partial(make_chain, decoder), lengths=(30,)))
