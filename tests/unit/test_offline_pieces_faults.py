@@ -6,12 +6,14 @@ import math
 import os
 import subprocess
 import sys
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import psutil
 import pytest
 from helpers.offline_faults import DeadlySink, DeadlySource, Marking, deadly_chain
+from helpers.offline_memory import MemorySource
 from helpers.processes import TIME_LIMIT, environment
 
 from ezmsg.mlx import AsArrayTransformer, RechunkSettings, ZarrSink, process_recording, process_recordings
@@ -108,6 +110,15 @@ def test_recordings_that_are_not_cut_are_run_side_by_side(tmp_path, cluster):
     assert all(outcome.n_samples == 2000 and outcome.n_pieces == 1 for outcome in outcomes.values()), outcomes
     pids = {int(file.read_text()) for file in files}
     assert len(pids) == 2 and os.getpid() not in pids
+
+
+def test_what_cannot_be_sent_is_named_and_does_not_stop_the_others(tmp_path, cluster):
+    bad, good = MemorySource(), MemorySource(n_samples=20_000)
+    bad.lock = threading.Lock()
+    pairs = [(source, ZarrSink(tmp_path / f"{n}.zarr")) for n, source in enumerate((bad, good))]
+    outcomes = dict(process_recordings(pairs, lambda: as_it_is(), workers=cluster))
+    assert isinstance(outcomes[0], TypeError) and "one of them cannot be pickled" in str(outcomes[0])
+    assert "lock" in str(outcomes[0]) and outcomes[1].n_pieces > 1
 
 
 def test_processes_of_this_machine_tell_how_far_they_are_and_end_with_the_run(tmp_path, path):

@@ -111,12 +111,23 @@ class Tasks:
         return len(self._futures) < (self._n_workers or MOST_IN_FLIGHT)
 
     def submit(self, task: Task) -> int:
-        """Have *task* done; its number."""
+        """Have *task* done; its number.
+
+        Raises:
+            TypeError: It cannot be pickled.
+        """
         if self._executor is None:
             assert self._n_workers is not None
             self._executor = self._stack.enter_context(_local_cluster(self._n_workers, self._hear))
         number = next(self._numbers)
-        self._futures[number] = future = self._executor.submit(_run, task, number, self._n_workers is not None)
+        try:
+            future = self._executor.submit(_run, task, number, self._n_workers is not None)
+        except TypeError as error:
+            raise TypeError(
+                "Source, sink and chain_factory are sent to other processes, and one of them cannot be pickled "
+                f"({error.__cause__ or error})."
+            ) from error
+        self._futures[number] = future
         future.add_done_callback(lambda _: self._events.put(TaskEvent(number, is_finished=True)))
         return number
 

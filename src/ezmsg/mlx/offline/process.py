@@ -211,12 +211,24 @@ def _process_on(
     begun: dict[int, _Recording] = {}
     waiting: deque[tuple[int, PieceTask]] = deque()
     in_work: dict[int, tuple[int, PieceTask]] = {}
+
+    def give_up(number: int) -> None:
+        """Leave what is not begun of a recording; pieces that are in work end, and are kept."""
+        left = [each for each in waiting if each[0] != number]
+        waiting.clear()
+        waiting.extend(left)
+        begun.pop(number).sink.close()
+
     try:
         while True:
             while tasks.has_room():
                 if waiting:
                     number, task = waiting.popleft()
-                    in_work[tasks.submit(task)] = number, task
+                    try:
+                        in_work[tasks.submit(task)] = number, task
+                    except TypeError as error:  # it cannot be pickled
+                        give_up(number)
+                        yield number, error
                 elif (following := next(rest, None)) is not None:
                     number, (source, sink) = following
                     try:
@@ -240,8 +252,7 @@ def _process_on(
             if (found := begun.get(number)) is None:
                 continue  # what is left of one that has failed
             if isinstance(event.outcome, Exception):
-                waiting = deque(each for each in waiting if each[0] != number)
-                begun.pop(number).sink.close()
+                give_up(number)
                 yield number, event.outcome
                 continue
             found.so_far[task.piece.number] = task.n_samples if event.is_finished else event.done
