@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 import ezmsg.sigproc.ewma as sigproc
 import numpy as np
@@ -63,6 +63,12 @@ def pairs_of(*values: npt.NDArray[np.float64], axis: int) -> mx.array:
     pairs = mx.array(np.concatenate(halves, axis=axis))
     mx.eval(pairs)
     return pairs
+
+
+def mlx_state(zi: npt.NDArray | mx.array | None) -> mx.array:
+    """The state of a stream of MLX data."""
+    assert zi is not None and not isinstance(zi, np.ndarray)
+    return zi
 
 
 def values_of(pairs: mx.array, axis: int) -> list[npt.NDArray[np.float64]]:
@@ -321,8 +327,7 @@ class EWMATransformer(TransformerTakesSettings, AveragesStream[EWMASettings, EWM
         if isinstance(state.zi, np.ndarray):
             self._change_backend(message)
         path = default_path()
-        data, zi = as_float32(message.data, _OPERATION), state.zi
-        assert zi is not None and not isinstance(zi, np.ndarray)
+        data, zi = as_float32(message.data, _OPERATION), mlx_state(state.zi)
         schedule_before(path, zi)
         sizes = self.settings.mlx_metal_chunk_sizes
         average, zf = recursion("ewma", path)(data, state.alpha, zi, state.axis_idx, sizes)
@@ -340,11 +345,11 @@ class EWMATransformer(TransformerTakesSettings, AveragesStream[EWMASettings, EWM
 
         state = self._state
         state.next_weight_check = math.inf
-        pairs = cast("mx.array", state.zi)
+        pairs = mlx_state(state.zi)
         if pairs.shape[state.axis_idx] == 2:
             return
         zi, weight = mx.split(pairs, 2, axis=state.axis_idx)
-        if cast(float, mx.min(mx.sum(weight, axis=state.axis_idx)).item()) >= 1.0 - 2.0**-23:
+        if np.asarray(mx.min(mx.sum(weight, axis=state.axis_idx))) >= 1.0 - 2.0**-23:
             state.zi = mx.contiguous(zi)
             mx.eval(state.zi)
         else:
@@ -360,7 +365,7 @@ class EWMATransformer(TransformerTakesSettings, AveragesStream[EWMASettings, EWM
         if isinstance(state.zi, np.ndarray):
             z, weight = state.zi.astype(np.float64), np.full(state.zi.shape, weight_after(state.n_seen, state.alpha))
         else:
-            z, *weights = values_of(cast("mx.array", state.zi), state.axis_idx)
+            z, *weights = values_of(mlx_state(state.zi), state.axis_idx)
             weight = weights[0] if weights else np.ones(z.shape)
         with np.errstate(invalid="ignore", divide="ignore"):
             average = z / ((1.0 - state.alpha) * weight)

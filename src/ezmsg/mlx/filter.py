@@ -282,7 +282,8 @@ class FilterTransformer(TransformerTakesSettings, _Filters, sigproc.FilterTransf
         state, coefficients = self._state, self._given()
         place = self._place_of(message.data, coefficients)
         if place == KERNEL:
-            sections = cast("npt.NDArray[np.float64]", coefficients.sections)
+            sections = coefficients.sections
+            assert sections is not None
             state.sections, state.form = sections, "sos"
             known = None if before is None or before.place != KERNEL else before.sections
             if known is None or len(known) != len(sections):
@@ -306,10 +307,11 @@ class FilterTransformer(TransformerTakesSettings, _Filters, sigproc.FilterTransf
         state = self._state
         # A start at a sample that the filter itself leaves out would never be forgotten.
         first, found = first_samples(data, state.axis_idx, LARGEST_SAMPLE, state.not_begun)
-        settled = sosfilt_zi(cast("npt.NDArray[np.float64]", state.sections))
+        assert state.sections is not None
+        settled = sosfilt_zi(state.sections)
         shape = (len(settled), *(2 if axis == state.axis_idx else 1 for axis in range(first.ndim)))
         pairs = mx.array(to_pairs(settled.reshape(shape) * first, axis=state.axis_idx + 1))
-        state.zi = pairs if state.zi is None else mx.where(mx.array(found), pairs, cast(mx.array, state.zi))
+        state.zi = pairs if state.zi is None else mx.where(mx.array(found), pairs, _of_mlx(state.zi))
         not_begun = ~found if state.not_begun is None else state.not_begun & ~found
         state.not_begun = not_begun if not_begun.any() else None
 
@@ -337,10 +339,7 @@ class FilterTransformer(TransformerTakesSettings, _Filters, sigproc.FilterTransf
             state.not_begun = not_begun if not_begun.any() else None
 
     def _process(self, message: AxisArray) -> AxisArray:
-        if (
-            self.settings is not self._in_force
-            or self._place_of(message.data, cast(Coefficients, self._coefficients)) != self._state.place
-        ):
+        if self.settings is not self._in_force or self._place_of(message.data, self._given()) != self._state.place:
             self._take_up(message)
         state = self._state
         if isinstance(message.data, np.ndarray):
@@ -348,7 +347,7 @@ class FilterTransformer(TransformerTakesSettings, _Filters, sigproc.FilterTransf
         if state.place != KERNEL:
             if (bank := self._bank_for(message)) is not None:
                 x = as_float32(message.data, _OPERATION)
-                y, state.zi = bank.run_one(x, as_float32(cast("mx.array", state.zi), _OPERATION), state.axis_idx)
+                y, state.zi = bank.run_one(x, as_float32(_of_mlx(state.zi), _OPERATION), state.axis_idx)
                 return replace(message, data=y)
             result = super()._process(for_sigproc(message, state.place))
             return replace(message, data=to_mlx(result.data)) if is_mlx_array(message.data) else result
@@ -366,7 +365,7 @@ class FilterTransformer(TransformerTakesSettings, _Filters, sigproc.FilterTransf
 
     def _bank_for(self, message: AxisArray) -> FilterBank | None:
         """The taps, for MLX data that they are to filter without feedback; None in all other cases."""
-        coefficients = cast(Coefficients, self._coefficients)
+        coefficients = self._given()
         if self._state.form != "fir" or not is_mlx_array(message.data) or coefficients.ba is None:
             return None
         if self._bank is None or self._bank[0] is not coefficients:
@@ -537,7 +536,8 @@ class FilterByDesign(
         self._designed_for = self.settings
 
     def _process(self, message: AxisArray) -> AxisArray:
-        child = cast(FilterTransformer, self._state.filter)
+        child = self._state.filter
+        assert child is not None
         if self.settings is not self._designed_for or child.settings.coef_type != self._coef_type_for(message):
             child.update_settings(self._filter_settings(message))
             self._designed_for = self.settings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import ezmsg.core as ez
 import ezmsg.sigproc.scaler as sigproc
@@ -24,6 +24,7 @@ from .ewma import (
     EWMATransformer,
     alpha_of,
     check_alpha,
+    mlx_state,
     pairs_of,
     values_of,
 )
@@ -239,10 +240,11 @@ class AdaptiveStandardScalerTransformer(
     def _go_on_with_numpy(self, message: AxisArray) -> None:
         """The inverse of :meth:`_go_on_with_mlx`."""
         state = self._state
-        mean, variance, weight = values_of(cast("mx.array", state.zi), state.axis_idx)
+        mean, variance, weight = values_of(mlx_state(state.zi), state.axis_idx)
         n_seen = state.n_seen
         self._begin(message)
-        samples, squares = cast(EWMATransformer, state.samps_ewma), cast(EWMATransformer, state.vars_sq_ewma)
+        samples, squares = state.samps_ewma, state.vars_sq_ewma
+        assert samples is not None and squares is not None
         samples.go_on(message, mean, weight, n_seen)
         squares.go_on(message, variance + mean**2, weight, n_seen)
 
