@@ -4,12 +4,10 @@ import ctypes
 import functools
 import gc
 import math
-import multiprocessing
 import pickle
 import threading
 import types
 import weakref
-from concurrent.futures import ProcessPoolExecutor
 
 import ezmsg.core as ez
 import numpy as np
@@ -227,8 +225,6 @@ def test_other_processes_have_the_results_that_they_are_given_and_memory_of_thei
 
     assert in_forked_child(in_child) == (True, True, 64 * KIB, 2.0)
     assert memory_in_use() == before and (first == 1).all()
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as other:
-        assert other.submit(np.sum, first[2:]).result() == first[2:].size
 
 
 def test_snapshots_count_it_and_the_limit_that_finds_itself_does_not(monkeypatch, device):
@@ -333,9 +329,10 @@ def on(request):
 
 
 @pytest.mark.parametrize(
-    ("kind", "source"), [("fused", "int16"), ("fused", "float64"), ("bare", "float32"), ("late", "int16")]
+    ("kind", "source", "n"),
+    [("fused", "int16", 2500), ("fused", "float64", 500), ("bare", "float32", 500), ("late", "int16", 500)],
 )
-def test_what_is_held_never_changes_while_the_stream_goes_on(kind, source, on, monkeypatch):
+def test_what_is_held_never_changes_while_the_stream_goes_on(kind, source, n, on, monkeypatch):
     """Thousands of results, and of what can be made of them without a copy."""
     most = 500 * 16 * KIB
     monkeypatch.setattr(hostmemory, "MOST_LENT", most)
@@ -348,7 +345,7 @@ def test_what_is_held_never_changes_while_the_stream_goes_on(kind, source, on, m
     results_of = {"fused": as_one, "bare": converted, "late": converted_late}[kind]()
     held: list[tuple[str, object, np.ndarray]] = []
     due: list[np.ndarray] = []
-    for number in range(2000):
+    for number in range(n):
         message = replace(messages[number % 8], data=(messages[number % 8].data + number).astype(source))
         due.append(message.data.astype(np.float32) ** (2 if kind == "fused" else 1))
         for result in results_of(message):
@@ -359,7 +356,7 @@ def test_what_is_held_never_changes_while_the_stream_goes_on(kind, source, on, m
             held.append((name, make(result.data), expected))
             del result
         # Dropped in no order, and some kept from the beginning on.
-        while len(held) > 700:
+        while len(held) > 0.8 * n:
             held.pop(int(rng.integers(100, len(held))))
     assert memory_in_use().lent <= 2 * most
     for name, holder, expected in held:
