@@ -355,8 +355,9 @@ class FusedRun(abc.ABC, Generic[StateT, BegunT]):
         after = []
         for stage, held, variant, length in zip(self.stages, arrays, variants, lengths, strict=False):
             if x is not None:
-                x, held = stage.apply(x, held, variant)
-                x = for_next_stage(x)
+                y, held = stage.apply(x, held, variant)
+                # What is computed in place is as the stage was given it.
+                x = x if y is x else for_next_stage(y)
                 if length == 0:
                     # The stages behind have nothing to do: no samples change no state.
                     x = None

@@ -111,7 +111,8 @@ def flattened(arrays: tuple[Samples, ...], axis: int) -> list[Samples]:
     """*arrays*, of one shape but for their length along *axis*, as contiguous ones of shape (outer, length, inner)."""
     shape = arrays[0].shape
     if axis == 0 and len(shape) == 2:
-        return [np.ascontiguousarray(array)[None] for array in arrays]
+        # In a chain they are contiguous already; others numba compiles for as they are.
+        return [array[None] for array in arrays]
     n_before, n_after = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
     return [np.ascontiguousarray(array).reshape(n_before, array.shape[axis], n_after) for array in arrays]
 
