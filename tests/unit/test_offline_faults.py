@@ -315,7 +315,9 @@ sink.close()
             other.stdin.close()
             thread.join(warm.TIME_LIMIT)
     finally:
-        other.communicate()
+        # Not communicate(), which flushes what may be closed by now.
+        other.stdin.close()
+        other.wait(warm.TIME_LIMIT)
     assert opened == [(False, None)]
     sink.close()
 

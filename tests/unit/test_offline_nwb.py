@@ -226,7 +226,7 @@ def test_to_read_a_recording_pynwb_is_not_loaded(file):
     out = run_code(
         f"""
         import sys
-        from ezmsg.mlx.offline import open_recording, workers
+        from ezmsg.mlx.offline import executors, open_recording
         next(open_recording({str(file)!r}).read(0))
         open_recording({str(file)!r}, "rawbinary", sampling_rate=1000.0, n_channels=1, dtype="int8")
         print(sorted({{"pynwb", "hdmf", "ezmsg.nwb", "scipy.signal", "numba"}} & set(sys.modules)))
