@@ -1,5 +1,7 @@
 """The kernels of crossings find what the one for the CPU finds, which test_peak.py compares with ezmsg-event."""
 
+import importlib
+
 import numpy as np
 import pytest
 
@@ -100,3 +102,12 @@ def test_a_long_memory_is_kept_in_pairs(emulated):
         for moved in ends.values():
             np.testing.assert_allclose(moved, ends["cpu"], rtol=1e-2)
         assert (ends["cpu"] > 1e-4).all()
+
+
+@pytest.mark.parametrize("path", ["cpu", "plain", "cuda", "metal"])
+def test_fewer_thresholds_than_channels_are_refused(path):
+    few = Crossings(np.ones(3, np.float32), scale="mad", alpha=0.1)
+    with pytest.raises(ValueError, match="'thresholds' must be one for each of 4 channels, got 3"):
+        importlib.import_module(f"ezmsg.mlx.kernels.{path}.crossings").run(
+            mx.zeros((5, 4)), few, mx.zeros((few.n_rows, 4)), 0, ()
+        )

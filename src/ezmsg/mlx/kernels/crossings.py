@@ -131,11 +131,21 @@ class Crossings:
         n_samples += self.delay if self.at_peak else 0
         return -(-n_samples // (max(self.refractory, 1) + 1))
 
-    def table(self, n_samples: int) -> npt.NDArray[np.float32]:
+    def thresholds_of(self, n_channels: int) -> npt.NDArray[np.float32]:
+        """The thresholds of the first channels.
+
+        Raises:
+            ValueError: There are fewer.
+        """
+        if len(self.thresholds) < n_channels:
+            raise ValueError(f"'thresholds' must be one for each of {n_channels} channels, got {len(self.thresholds)}")
+        return self.thresholds[:n_channels]
+
+    def table(self, n_samples: int, n_channels: int) -> npt.NDArray[np.float32]:
         """Inputs of the kernels for GPUs, for a message: eight numbers, and the thresholds."""
         numbers = [self.alpha, 1.0 - self.alpha, self.refractory, self.shortest, self.window, self.at_peak]
         numbers += [self.slots(n_samples) if self.is_sparse else 0, 0]
-        return np.concatenate([np.array(numbers, np.float32), self.thresholds])
+        return np.concatenate([np.array(numbers, np.float32), self.thresholds_of(n_channels)])
 
     def constants(self) -> dict[str, int]:
         """Constants that they are compiled with."""

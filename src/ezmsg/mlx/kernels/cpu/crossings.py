@@ -247,8 +247,8 @@ def find(x: Floats, crossings: Crossings, zi: Floats) -> tuple[npt.NDArray, Floa
     scale = list(SCALE_ROWS).index(crossings.scale)
     n_values = (crossings.open_row - SCALE) // 2
     _crossings(
-        x, y, zi, zf, crossings.thresholds, crossings.alpha, scale, n_values, crossings.refractory, crossings.shortest,
-        crossings.window, crossings.at_peak, crossings.has_window, crossings.gives_values, slots,
+        x, y, zi, zf, crossings.thresholds_of(n_channels), crossings.alpha, scale, n_values, crossings.refractory,
+        crossings.shortest, crossings.window, crossings.at_peak, crossings.has_window, crossings.gives_values, slots,
     )  # fmt: skip
     return y, zf
 

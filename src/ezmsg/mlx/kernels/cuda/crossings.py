@@ -20,6 +20,7 @@ LANES = 32
 
 @functools.lru_cache(maxsize=256)
 def _launch(crossings: Crossings, n_samples: int, n_channels: int) -> tuple[Compiled, mx.array, dict[str, Any]]:
+    table = mx.array(crossings.table(n_samples, n_channels))
     """The kernel, what it needs to know, and how it is launched, for messages of one size."""
     kernel = cuda_kernel("crossings", AHEAD=AHEAD, LANES=LANES, **crossings.constants())
     arguments = {
@@ -28,7 +29,7 @@ def _launch(crossings: Crossings, n_samples: int, n_channels: int) -> tuple[Comp
         "grid": (-(-n_channels // LANES) * LANES, 1, 1),
         "threadgroup": (LANES, 1, 1),
     }
-    return kernel, mx.array(crossings.table(n_samples)), arguments
+    return kernel, table, arguments
 
 
 def compile_ahead(coefficients: Crossings, n_channels: int) -> None:

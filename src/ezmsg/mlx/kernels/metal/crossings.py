@@ -25,7 +25,7 @@ def _launch(crossings: Crossings, n_samples: int, n_channels: int) -> tuple[Comp
         "grid": (-(-n_channels // SIMDGROUP) * SIMDGROUP, 1, 1),
         "threadgroup": (SIMDGROUP, 1, 1),
     }
-    return kernel, mx.array(crossings.table(n_samples)), arguments
+    return kernel, mx.array(crossings.table(n_samples, n_channels)), arguments
 
 
 def compile_ahead(coefficients: Crossings, n_channels: int) -> None:

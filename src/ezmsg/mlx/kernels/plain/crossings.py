@@ -52,7 +52,7 @@ def _median(x: mx.array, alpha: float, state: mx.array) -> tuple[mx.array, mx.ar
 
 def _scaled(x: mx.array, crossings: Crossings, zi: mx.array) -> tuple[mx.array, mx.array, mx.array]:
     """The values that are compared, their thresholds, and the running scale after the message."""
-    thresholds = mx.array(crossings.thresholds[: x.shape[1]])
+    thresholds = mx.array(crossings.thresholds_of(x.shape[1]))
     state = zi[SCALE : crossings.open_row]
     if crossings.scale == "none":
         return x, thresholds, state
@@ -114,7 +114,7 @@ def run(
     """See :meth:`ezmsg.mlx.kernels.contract.Kernel.run`. Lazy."""
     n_samples, n_channels = x.shape
     compared, bound, scale = _scaled(x, crossings, zi)
-    sign = mx.array(np.where(crossings.thresholds[:n_channels] >= 0, 1, -1).astype(np.float32))
+    sign = mx.array(np.where(crossings.thresholds_of(n_channels) >= 0, 1, -1).astype(np.float32))
     over = compared * sign >= bound * sign
     was_under = mx.concatenate([zi[STATUS : STATUS + 1] == UNDER, ~over[:-1]])
     left, apart = zi[LEFT : LEFT + 1].astype(mx.int32), max(crossings.refractory, 1) + 1
@@ -203,9 +203,10 @@ def _decided(
 
 def proofs() -> list[Proof[Crossings]]:
     """See :class:`~ezmsg.mlx.kernels.contract.PlainKernel`: each scale, and each kind of dense results."""
-    both = np.where(np.arange(64) % 2, 1.0, -1.0).astype(np.float32)
+    # For as many channels as the self-test times.
+    both = np.where(np.arange(1024) % 2, 1.0, -1.0).astype(np.float32)
     # The data has a mean of 5.
-    above = np.full(64, 5.5, np.float32)
+    above = np.full(1024, 5.5, np.float32)
     kinds = [
         Crossings(above, shortest=2, window=5, at_peak=True, gives_values=True),
         Crossings(both, refractory=9, scale="zscore", alpha=0.01),
