@@ -20,8 +20,8 @@ LANES = 32
 
 @functools.lru_cache(maxsize=256)
 def _launch(crossings: Crossings, n_samples: int, n_channels: int) -> tuple[Compiled, mx.array, dict[str, Any]]:
+    """The kernel, its table of parameters, and how it is launched, for messages of one size."""
     table = mx.array(crossings.table(n_samples, n_channels))
-    """The kernel, what it needs to know, and how it is launched, for messages of one size."""
     kernel = cuda_kernel("crossings", AHEAD=AHEAD, LANES=LANES, **crossings.constants())
     arguments = {
         "output_shapes": [(crossings.result_rows(n_samples), n_channels), (crossings.n_rows, n_channels)],
