@@ -381,3 +381,25 @@ def test_settings_with_arrays_reset_by_a_name_of_ezmsg_baseproc():
     average(chains.to_mlx()(message(noise(20, 3))))
     average._request_reset()
     assert average._hash == -1
+
+
+def test_a_copy_goes_on_from_the_state_of_the_original():
+    stages = chains.make(["average", "bins"])
+    chain = ChainTransformer(make_chain=lambda: stages)
+    messages = chains.stream([70] * 8)
+    for message in messages[:5]:
+        chain(message)
+    other = copy.deepcopy(chain)
+    for message in messages[5:]:
+        chains.assert_same(other(message), chain(message))
+
+
+def test_weights_that_are_set_in_a_running_chain_count_at_once():
+    stages, reference = chains.make(["mix"]), chains.make(["mix"])
+    chain = ChainTransformer(make_chain=lambda: stages)
+    for number, message in enumerate(chains.stream([60] * 8)):
+        if number == 4:
+            for some in (stages, reference):
+                some[1].set_weights(mx.array(3.0 * np.eye(chains.N_CHANNELS, dtype=np.float32)))
+        (expected,) = chains.one_by_one(reference, message)
+        chains.assert_same(chain(message), expected, exact=False)

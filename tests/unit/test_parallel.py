@@ -27,6 +27,7 @@ from ezmsg.mlx import (
     ThresholdCrossingTransformer,
     run_chain,
 )
+from ezmsg.mlx.stream.fusible import settling_time
 
 FS = 30000.0
 LENGTHS = [30] * 45 + [7, 1, 1300, 0, 650, 30]
@@ -219,3 +220,17 @@ def test_the_state_of_branches_comes_and_goes():
             stage._hash = one.stages[name]._hash
     for message in given[10:30]:
         check_same([one(message)], [other(message)])
+
+
+@pytest.mark.parametrize(("name", "error"), [("a/b", ValueError), (3, TypeError)])
+def test_names_of_branches_are_checked(name, error):
+    with pytest.raises(error, match="'branches' must have names"):
+        Parallel({name: PowTransformer()})
+
+
+def test_branches_say_how_long_they_remember():
+    branches = {"a": [PowTransformer(), EWMATransformer(time_constant=0.1)], "b": EWMATransformer(time_constant=1.0)}
+    assert settling_time(Parallel(branches), 1e-6, 0.001) == settling_time(
+        EWMATransformer(time_constant=1.0), 1e-6, 0.001
+    )
+    assert settling_time(Parallel({"a": lambda message: message}), 1e-6, 0.001) is None

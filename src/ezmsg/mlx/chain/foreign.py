@@ -133,6 +133,7 @@ class FusedAffine(OfEachSample[AffineTransformTransformer]):
         self._name = transformer.settings.axis or resolve_feature_dim(message)
         self._mixed = message.get_axis_idx(self._name)
         self._n_in = message.data.shape[self._mixed]
+        self._loaded: object = None
 
     @property
     def mixes_samples(self) -> bool:
@@ -143,8 +144,14 @@ class FusedAffine(OfEachSample[AffineTransformTransformer]):
         """See :class:`FusedStage`."""
         state = self.transformer.state
         weights: object = state.weights
+        self._loaded = weights
         # Of MLX in a stream of MLX: what else there is has been set, and is for the transformer.
         return ((weights,), None) if state.blocks is None and is_mlx_array(weights) else None
+
+    def has_changed(self) -> bool:
+        """See :class:`FusedStage`."""
+        state = self.transformer.state
+        return state.weights is not self._loaded or state.blocks is not None
 
     def relabel(self, axes: Axes, n_samples: int, counts: None) -> Axes:
         """See :class:`FusedStage`."""

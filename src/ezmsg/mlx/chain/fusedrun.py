@@ -208,6 +208,7 @@ class FusedRun(abc.ABC, Generic[StateT, BegunT]):
         # is no public way to ask; test_chain_fused.py notices when it goes.
         all_of_them = [*transformers, *(part for stage in self.stages for part in stage.parts())]
         self._known = [(stage, stage.settings) for stage in all_of_them]
+        self._watched = [stage for stage in self.stages if type(stage).has_changed is not FusedStage.has_changed]
         self._hashes = [(stage, stage._hash) for stage in all_of_them if hasattr(stage, "_hash")]
         # Those that there is something to work out for, with their number: whether they count, and change axes.
         self._active = [
@@ -239,6 +240,8 @@ class FusedRun(abc.ABC, Generic[StateT, BegunT]):
         n_samples = self._likeness.n_samples(message)
         if not n_samples or not self._is_set_up() or not self._takes(n_samples):
             return None
+        if self._resident is not None and any(stage.has_changed() for stage in self._watched):
+            self.store()
         resident = self._resident or self._load()
         if resident is None:
             return None

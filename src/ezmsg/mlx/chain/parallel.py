@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import typing
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
 import ezmsg.core as ez
 import numpy as np
-from ezmsg.baseproc import CompositeProcessor
+from ezmsg.baseproc import BaseProcessor, CompositeProcessor
+from ezmsg.baseproc.stateful import Stateful
 from ezmsg.sigproc.concat import ConcatProcessor, ConcatSettings
 from ezmsg.util.messages.axisarray import AxisArray, CoordinateAxis
 from ezmsg.util.messages.util import replace
@@ -49,6 +50,8 @@ class ParallelSettings(ez.Settings):
         branches = self.branches
         if not callable(branches) and not (isinstance(branches, Mapping) and branches):
             raise TypeError(f"'branches' must be stages by the names of branches, got {branches!r}")
+        if isinstance(branches, Mapping):
+            check_names(branches)
         if not isinstance(self.axis, str):
             raise TypeError(f"'axis' must be the name of a dimension, got {self.axis!r}")
         if not isinstance(self.relabel_axis, bool):
@@ -57,6 +60,20 @@ class ParallelSettings(ez.Settings):
 
 SEPARATOR = "/"
 """Between the name of a branch and that of its stage."""
+
+
+def check_names(branches: Iterable[object]) -> None:
+    """Check the names of branches.
+
+    Raises:
+        TypeError: One is not text.
+        ValueError: One holds the separator, by which a stage is told its branch.
+    """
+    for name in branches:
+        if not isinstance(name, str):
+            raise TypeError(f"'branches' must have names that are text, got {name!r}")
+        if SEPARATOR in name:
+            raise ValueError(f"'branches' must have names without {SEPARATOR!r}, got {name!r}")
 
 
 class Parallel(CompositeProcessor[ParallelSettings, AxisArray, AxisArray]):
@@ -91,6 +108,7 @@ class Parallel(CompositeProcessor[ParallelSettings, AxisArray, AxisArray]):
     @staticmethod
     def _initialize_processors(settings: ParallelSettings) -> dict[str, typing.Any]:
         branches = settings.branches() if callable(settings.branches) else settings.branches
+        check_names(branches)
         return {
             f"{name}{SEPARATOR}{stage}": step
             for name, stages in branches.items()
@@ -126,7 +144,9 @@ class Parallel(CompositeProcessor[ParallelSettings, AxisArray, AxisArray]):
             total, gain_there = 0.0, gain
             for stage in stages:
                 if (time := settling_time(stage, tolerance, gain_there)) is None:
-                    return None
+                    if not isinstance(stage, BaseProcessor) or isinstance(stage, Stateful):
+                        return None
+                    time = 0.0
                 total, gain_there = total + time, result_grid(stage, gain_there).gain
             longest = max(longest, total)
         return longest

@@ -155,6 +155,11 @@ class BaseChainTransformer(CompositeProcessor[SettingsType, AxisArray, Output], 
         super().__init__(*args, **kwargs)
         self._renew()
 
+    def __getstate__(self) -> dict[str, typing.Any]:
+        # Before the stages are copied or pickled, they have their state.
+        self._runner.store()
+        return vars(self).copy()
+
     @property
     def stages(self) -> Mapping[str, Stage]:
         """The stages by their names, with their present state."""

@@ -149,6 +149,10 @@ class FusedStage(Generic[TransformerT]):
         """The state of the transformer, as arrays and counts; None where it is in one that cannot be fused."""
         return (), None
 
+    def has_changed(self) -> bool:
+        """Whether the transformer has been given other state than :meth:`load` gave last; it is loaded anew then."""
+        return False
+
     def store(self, arrays: tuple[mx.array, ...], counts: Counts) -> None:
         """Make *arrays* and *counts* the state of the transformer."""
 
@@ -390,7 +394,8 @@ def settling_time(stage: object, tolerance: float, gain: float) -> float | None:
     if (registered := _settlings.get(type(stage))) is not None:
         return registered[0](stage, tolerance, gain)
     said = _brought(stage, "settling_time")
-    return None if said is None else float(said(tolerance, gain))
+    time = None if said is None else said(tolerance, gain)
+    return None if time is None else float(time)
 
 
 def result_grid(stage: object, gain: float) -> ResultGrid:
