@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import sparse
 from ezmsg.util.messages.axisarray import AxisArray
+from ezmsg.util.messages.util import replace
 from helpers.recurrences import noise
 from scipy.signal import lfilter
 
@@ -281,3 +282,23 @@ def test_complex_data_is_refused():
     for data in (x, mx.array(x)):
         with pytest.raises(TypeError, match="complex64"):
             ThresholdCrossingTransformer()(message(data))
+
+
+@pytest.mark.parametrize("backend", [np.array, mx.array])
+def test_another_rate_and_other_channels_have_parameters_of_their_own(backend):
+    settings = {"max_peak_dur": 0.002, "return_peak_val": True, "output_format": "dense", "auto_scale_tau": 0.05}
+    used = ThresholdCrossingTransformer(threshold=1.5, **settings)
+    for fs, n_channels in ((500.0, 2), (1000.0, 2), (1000.0, 4), (2000.0, 3)):
+        fresh, offset = ThresholdCrossingTransformer(threshold=1.5, **settings), 0.0
+        for n in (50, 7, 64):
+            data = np.random.default_rng(n).standard_normal((n, n_channels)).astype(np.float32)
+            axes = {"time": AxisArray.TimeAxis(fs=fs, offset=offset)}
+            message = AxisArray(backend(data), ["time", "ch"], axes=axes)
+            result, expected = used(message), fresh(message)
+            np.testing.assert_array_equal(np.array(result.data), np.array(expected.data))
+            assert result.axes == expected.axes
+            offset += n / fs
+    # Settings that need no reset are worked out for the present rate.
+    for transformer in (used, fresh):
+        transformer.update_settings(replace(transformer.settings, threshold=-0.5))
+    np.testing.assert_array_equal(np.array(used(message).data), np.array(fresh(message).data))

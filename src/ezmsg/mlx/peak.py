@@ -298,6 +298,8 @@ class ThresholdCrossingTransformer(
             state.gain = gain
         state.stream_dim, state.n_seen = dim, 0
         n_channels = message.data.size // message.data.shape[message.get_axis_idx(dim)]
+        # Not those of another rate, or of another number of channels.
+        state.crossings = None
         crossings = self._crossings(message)
         state.zi = np.zeros((crossings.n_rows, n_channels), np.float32)
         if is_mlx_array(message.data):

@@ -240,6 +240,8 @@ def _crossings(
 def find(x: Floats, crossings: Crossings, zi: Floats) -> tuple[npt.NDArray, Floats]:
     """As :func:`run` of NumPy arrays, (time, channel); dense events are bool."""
     n_samples, n_channels = x.shape
+    if zi.shape != (crossings.n_rows, n_channels):
+        raise ValueError(f"'zi' must have the shape {(crossings.n_rows, n_channels)}, got {zi.shape}")
     slots = crossings.slots(n_samples) if crossings.is_sparse else -1
     shape = crossings.result_rows(n_samples), n_channels
     y: npt.NDArray = np.empty(shape, np.float32 if crossings.gives_floats else np.bool_)
