@@ -4,6 +4,7 @@ import importlib
 import inspect
 import pkgutil
 import sys
+import typing
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,7 +56,13 @@ def _units() -> Iterator[str]:
         warnings.simplefilter("ignore")
         for info in pkgutil.walk_packages(ezmsg.sigproc.__path__, prefix):
             for name, kind in vars(importlib.import_module(info.name)).items():
-                if inspect.isclass(kind) and issubclass(kind, ez.Unit) and kind.__module__ == info.name:
+                # In Python 3.10 an alias like list[int] counts as a class.
+                if (
+                    inspect.isclass(kind)
+                    and typing.get_origin(kind) is None
+                    and issubclass(kind, ez.Unit)
+                    and kind.__module__ == info.name
+                ):
                     yield f"{info.name.removeprefix(prefix)}.{name}"
 
 

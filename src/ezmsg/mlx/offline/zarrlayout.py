@@ -351,7 +351,8 @@ class RowWriter:
         try:
             self._stored[begin:end] = rows
         except ValueError as error:
-            if (code := re.search(r"os_error_code='(\d+)'", str(error))) is None:
+            # As the newest versions and older ones put it.
+            if (code := re.search(r"(?:os_error_code='|OS error )(\d+)", str(error))) is None:
                 raise
             raise OSError(int(code[1]), os.strerror(int(code[1])), str(self._folder)) from error
 
