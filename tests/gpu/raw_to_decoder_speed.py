@@ -2,20 +2,29 @@
 
 First whether crossings are found as on the CPU, and whether the chain fused gives what it gives stage by stage. Then
 the kernel alone, the bare chain (int16 on the host to positions on the host, each message of 1 ms), and the graph of
-three processes in real time. The chain is that of examples/raw_to_decoder.py. About two minutes; ``--minutes 10`` is
-the graph that the package is held to.
+three processes in real time. The chain is that of examples/raw_to_decoder.py. About two minutes.
+
+The graphs that the package is held to, one at a time, each in its own process and for its length and some 20 s::
+
+    python tests/gpu/raw_to_decoder_speed.py --graph 1024 --seconds 600 --out FOLDER
+    python tests/gpu/raw_to_decoder_speed.py --graph 4096 --seconds 60 --out FOLDER
+
+Every minute the one that runs prints how it went so far.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -31,6 +40,9 @@ from results_file import LIVE, write_results
 import ezmsg.mlx as mlx
 
 LATE_MS = 8.0
+
+START_S = 90.0
+"""Until the first message has gone through, at the most: kernels are compiled."""
 
 
 def percentiles(us: np.ndarray) -> dict[str, float]:
@@ -126,17 +138,23 @@ def bare(n_channels: int, n_messages: int) -> dict:
 
 
 def graph(case: latency.Case) -> dict:
-    """The graph in a process of its own."""
-    fields = json.dumps(dataclasses.asdict(case))
-    done = subprocess.run(
-        [sys.executable, __file__, "--case", fields],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=case.seconds * 3 + 180,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith('{"shape"')]
-    row = json.loads(lines[-1]) if lines else {"shape": f"30 × {case.n_channels}", "failed": done.stdout[-1500:]}
+    """The graph in a process of its own, which ends with all that it has started, however that goes."""
+    row = {"shape": f"30 × {case.n_channels}", "seconds": case.seconds}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "row.json"
+        command = [sys.executable, __file__, "--case", json.dumps(dataclasses.asdict(case)), "--out", str(path)]
+        with subprocess.Popen(command, start_new_session=True) as child:
+            try:
+                child.wait(1.1 * case.seconds + START_S)
+            except subprocess.TimeoutExpired:
+                row["failed"] = f"no end after {1.1 * case.seconds + START_S:.0f} s"
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+        if path.exists():
+            row = json.loads(path.read_text(encoding="utf-8"))
+        elif "failed" not in row:
+            row["failed"] = f"ended with {child.returncode}"
     print(f"graph {json.dumps(row, ensure_ascii=False)}", flush=True)
     return row
 
@@ -156,39 +174,62 @@ def row_of(case: latency.Case) -> dict:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default=os.environ.get("OUT", "."), help="folder for the figures [$OUT, or here]")
-    parser.add_argument("--minutes", type=float, default=1 / 3, help="length of the graph of 1024 channels [0.33]")
-    parser.add_argument("--wide-seconds", type=float, default=20.0, help="length of that of 4096 channels [20]")
+    parser.add_argument("--graph", type=int, metavar="CHANNELS", help="the graph of so many channels alone")
+    parser.add_argument("--seconds", type=float, default=20.0, help="length of each graph [20]")
     parser.add_argument("--messages", type=int, default=4000, help="of the bare chain [4000]")
-    parser.add_argument("--graph", action="store_true", help="the graph alone")
     parser.add_argument("--tiny", action="store_true", help="few channels and short streams, to see that it runs")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
         latency.spawn()
-        print(json.dumps(row_of(latency.Case(**json.loads(options.case))), ensure_ascii=False), flush=True)
+        row = row_of(latency.Case(**json.loads(options.case)))
+        Path(options.out).write_text(json.dumps(row), encoding="utf-8")
         return 0
+    Path(options.out).mkdir(parents=True, exist_ok=True)
     widths, n_messages = ((8, 16), 300) if options.tiny else ((1024, 4096), options.messages)
     shapes = [(30, 8)] if options.tiny else [(30, 1024), (30, 4096), (300, 1024), (3000, 1024), (30000, 256)]
-    rows = []
-    if not options.graph:
+    rows, graphs = [], []
+    if options.graph:
+        widths = (options.graph,)
+    else:
         check_kernels()
         check_chain(widths[0])
         rows = [bare(width, n_messages) for width in widths]
         rows += kernel_alone(shapes, 20 if options.tiny else 100)
-    seconds = (2.0, 2.0) if options.tiny else (60 * options.minutes, options.wide_seconds)
-    graphs = []
-    for width, length in zip(widths, seconds, strict=True):
-        case = latency.Case("fused", 30, width, length, bin_duration=0.02, chain="raw to decoder")
+    for width in widths:
+        seconds = 2.0 if options.tiny else round(options.seconds / 0.02) * 0.02
+        case = latency.Case("fused", 30, width, seconds, bin_duration=0.02, chain="raw to decoder")
         graphs.append(graph(case))
         # At once, in case that the rest does not end.
         write(options, rows, graphs)
-    return 0
+    print_graphs(graphs)
+    return int(any("failed" in row for row in graphs))
+
+
+def print_graphs(graphs: list[dict]) -> None:
+    """What the graphs are held to."""
+    print(
+        f"{'graph':>12} {'s':>5} {'p50 ms':>7} {'p99 ms':>7} {'longest':>8} {f'> {LATE_MS:.0f} ms':>6} {'lost':>5}",
+        end="",
+    )
+    print("   all but p50 and lost after the first second", flush=True)
+    for row in graphs:
+        if "failed" in row:
+            print(f"{row['shape']:>12} {row['seconds']:5.0f} FAILED: {row['failed']}", flush=True)
+            continue
+        p99, longest = row["p99 after 1 s"] / 1000, row["longest after 1 s"] / 1000
+        print(
+            f"{row['shape']:>12} {row['seconds']:5.0f} {row['us'] / 1000:7.2f} {p99:7.2f} {longest:8.2f} "
+            f"{row['late after 1 s']:6} {row['lost']:5}",
+            flush=True,
+        )
 
 
 def write(options: argparse.Namespace, rows: list[dict], graphs: list[dict]) -> None:
     import mlx.core as mx
 
-    path = Path(options.out) / ("raw_to_decoder_graph.json" if options.graph else "raw_to_decoder.json")
+    name = f"raw_to_decoder_graph_{options.graph}.json" if options.graph else "raw_to_decoder.json"
+    path = Path(options.out) / name
     write_results(
         path,
         title="From raw samples to a decoded cursor, and crossings alone",

@@ -274,8 +274,18 @@ class Sink(ez.Unit):
         n_before = -1
         # A stream that has stopped is over, too: what has not come is lost.
         while not self.is_complete.wait(60.0) and len(self.rows) != n_before:
+            self.print_newest(max(n_before, 0))
             n_before = len(self.rows)
         raise ez.NormalTermination
+
+    def print_newest(self, first: int) -> None:
+        """How it went lately, for whoever waits for the end of a long stream, and in case that it does not come."""
+        ms = [1000 * (arrived - due) for due, arrived, _ in self.rows[first:] if due > 0.0] or [np.nan]
+        middle, late, longest = np.percentile(ms, [50, 99, 100])
+        print(
+            f"{len(self.rows)} results, the newest: p50 {middle:.2f}, p99 {late:.2f}, longest {longest:.2f} ms",
+            flush=True,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
