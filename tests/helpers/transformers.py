@@ -17,6 +17,7 @@ from ezmsg.util.messages.axisarray import AxisArray
 
 import ezmsg.mlx.ewma
 import ezmsg.mlx.filter
+import ezmsg.mlx.kernels
 import ezmsg.mlx.scaler
 from ezmsg.mlx.butterworthfilter import ButterworthFilter, ButterworthFilterTransformer
 from ezmsg.mlx.ewma import EWMATransformer, EWMAUnit
@@ -61,6 +62,7 @@ def using(path: str) -> Iterator[list[str]]:
     with (
         mock.patch.object(ezmsg.mlx.ewma, "default_path", choose),
         mock.patch.object(ezmsg.mlx.filter, "default_path", choose),
+        mock.patch.object(ezmsg.mlx.kernels, "default_path", choose),
         mock.patch.object(ezmsg.mlx.scaler, "default_path", choose),
     ):
         yield chosen

@@ -20,6 +20,7 @@ from helpers.recurrences import FS, check_close, noise
 from helpers.transformers import TRANSFORMERS, Habits, call, filtered, labelled, message, using
 
 import ezmsg.mlx.filter
+import ezmsg.mlx.kernels
 from ezmsg.mlx.kernels import kernel, recursion
 
 HOW = ["sync", "async"]
@@ -382,7 +383,7 @@ def test_outputs_that_nobody_reads_do_not_grow_memory(path, name, settings):
 def test_filter_outputs_that_nobody_reads_do_not_grow_memory_on_cuda(monkeypatch):
     """Where states are computed before the next message: CUDA's kernels, in whose place are lazy operations here."""
     monkeypatch.setattr(ezmsg.mlx.filter, "kernel", lambda recurrence, path: kernel(recurrence, "plain"))
-    monkeypatch.setattr(ezmsg.mlx.filter, "recursion", lambda recurrence, path: recursion(recurrence, "plain"))
+    monkeypatch.setattr(ezmsg.mlx.kernels, "recursion", lambda recurrence, path: recursion(recurrence, "plain"))
     for name in ("filter", "Butterworth"):
         with using("cuda"):
             # A chunk of one sample: plain operations are to take no longer than they must.

@@ -108,7 +108,7 @@ def on(device: str) -> Iterator[None]:
         if device == "gpu":
             for module in MODULES:
                 stack.enter_context(mock.patch(f"ezmsg.mlx.{module}.uses_gpu", lambda: True))
-            for module in ("adaptive_lnc", "butterworthzerophase", "filter"):
+            for module in ("adaptive_lnc", "butterworthzerophase", "filter", "kernels"):
                 stack.enter_context(mock.patch(f"ezmsg.mlx.{module}.default_path", lambda: "plain"))
         yield
 

@@ -12,8 +12,7 @@ from ezmsg.baseproc import BaseStatefulTransformer, BaseTransformerUnit, process
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
-from .kernels import Path, check_kernel_path, default_path, kernel, recursion
-from .kernels.contract import schedule_after, schedule_before
+from .kernels import Path, check_kernel_path, default_path, in_stream, kernel, recursion
 from .scan import normalize_axis, normalize_chunk_sizes
 from .stream.convert import as_float32, is_mlx_array
 from .stream.device import uses_gpu
@@ -326,14 +325,10 @@ class EWMATransformer(TransformerTakesSettings, AveragesStream[EWMASettings, EWM
             return sigproc.EWMATransformer._process(self, message)
         if isinstance(state.zi, np.ndarray):
             self._change_backend(message)
-        path = default_path()
         data, zi = as_float32(message.data, _OPERATION), mlx_state(state.zi)
-        schedule_before(path, zi)
-        sizes = self.settings.mlx_metal_chunk_sizes
-        average, zf = recursion("ewma", path)(data, state.alpha, zi, state.axis_idx, sizes)
-        if self.settings.accumulate:
-            schedule_after(path, zf, first=state.n_seen == 0)
-            state.zi = zf
+        sizes, accumulates = self.settings.mlx_metal_chunk_sizes, self.settings.accumulate
+        average, state.zi = in_stream("ewma", data, state.alpha, zi, state.axis_idx, sizes, state.n_seen, accumulates)
+        if accumulates:
             state.n_seen += data.shape[state.axis_idx]
             if state.n_seen >= state.next_weight_check:
                 self._drop_settled_weight()

@@ -22,8 +22,7 @@ from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 from scipy.signal import sosfilt_zi
 
-from .kernels import default_path, kernel, recursion
-from .kernels.contract import schedule_after, schedule_before
+from .kernels import default_path, in_stream, kernel, recursion
 from .scan import normalize_chunk_sizes
 from .sosfilt import MAX_CHUNK_SIZE
 from .stream.coefficients import Coefficients, Form, carried_state
@@ -351,16 +350,14 @@ class FilterTransformer(TransformerTakesSettings, _Filters, sigproc.FilterTransf
                 return replace(message, data=y)
             result = super()._process(for_sigproc(message, state.place))
             return replace(message, data=to_mlx(result.data)) if is_mlx_array(message.data) else result
-        path = default_path()
-        schedule_before(path, _of_mlx(state.zi))
         data = as_float32(message.data, _OPERATION)
         if state.not_begun is not None:
             self._begin(data)
         sizes, sections = self.settings.mlx_metal_chunk_sizes, state.sections
         assert sections is not None
-        y, zf = recursion("sosfilt", path)(data, sections, _of_mlx(state.zi), state.axis_idx, sizes)
-        schedule_after(path, zf, first=state.is_fresh)
-        state.zi, state.is_fresh = zf, False
+        zi, n_messages = _of_mlx(state.zi), 0 if state.is_fresh else 1
+        y, state.zi = in_stream("sosfilt", data, sections, zi, state.axis_idx, sizes, n_messages)
+        state.is_fresh = False
         return replace(message, data=y)
 
     def _bank_for(self, message: AxisArray) -> FilterBank | None:

@@ -28,8 +28,7 @@ from .ewma import (
     pairs_of,
     values_of,
 )
-from .kernels import Path, check_kernel_path, default_path, kernel, recursion
-from .kernels.contract import schedule_after, schedule_before
+from .kernels import Path, check_kernel_path, default_path, in_stream, kernel, recursion
 from .scan import normalize_axis, normalize_chunk_sizes
 from .stream.convert import as_float32, is_mlx_array
 from .stream.fusible import Advance, Array, FusedStage, PassesThrough, averaging_time
@@ -204,15 +203,11 @@ class AdaptiveStandardScalerTransformer(
             return self._process_numpy(message)
         if state.zi is None:
             self._go_on_with_mlx(message)
-        path = default_path()
-        data, zi = as_float32(message.data, _OPERATION), state.zi
+        data, zi, settings = as_float32(message.data, _OPERATION), state.zi, self.settings
         assert zi is not None and state.alpha is not None
-        schedule_before(path, zi)
-        sizes = self.settings.mlx_metal_chunk_sizes
-        scores, zf = recursion("zscore", path)(data, state.alpha, zi, state.axis_idx, sizes)
-        if self.settings.accumulate:
-            schedule_after(path, zf, first=state.n_seen == 0)
-            state.zi = zf
+        sizes, accumulates = settings.mlx_metal_chunk_sizes, settings.accumulate
+        scores, state.zi = in_stream("zscore", data, state.alpha, zi, state.axis_idx, sizes, state.n_seen, accumulates)
+        if accumulates:
             state.n_seen += data.shape[state.axis_idx]
         return replace(message, data=scores)
 

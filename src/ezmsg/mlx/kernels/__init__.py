@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..stream.device import default_backend
-from .contract import Kernel, Path, Recurrence, check_state
+from .contract import Kernel, Path, Recurrence, check_state, schedule_after, schedule_before
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -25,6 +25,7 @@ __all__ = [
     "Recurrence",
     "check_kernel_path",
     "default_path",
+    "in_stream",
     "kernel",
     "recursion",
     "use_plain_kernels",
@@ -167,6 +168,40 @@ def _checked(recurrence: Recurrence, found: Kernel, is_of_cpu: bool) -> Recursio
         return found.run(x, coefficients, zi, axis, chunk_sizes)
 
     return checked
+
+
+def in_stream(
+    recurrence: Recurrence,
+    x: mx.array,
+    coefficients: KernelCoefficients,
+    zi: mx.array,
+    axis: int,
+    chunk_sizes: tuple[int, ...],
+    n_before: int,
+    accumulates: bool = True,
+) -> tuple[mx.array, mx.array]:
+    """The results of one message of a stream, and the state to go on from.
+
+    Args:
+        recurrence: Which recurrence.
+        x: Data of the message, float32.
+        coefficients: Those of the recurrence.
+        zi: The state after the message before.
+        axis: The stream dimension of *x*.
+        chunk_sizes: Samples a launch, where a kernel is compiled for fixed sizes.
+        n_before: Samples or messages since the start; 0 for the first message.
+        accumulates: Whether the message counts; without it the state to go on from is *zi*.
+
+    Raises:
+        ValueError: The state is not one of the data.
+    """
+    path = default_path()
+    schedule_before(path, zi)
+    y, zf = recursion(recurrence, path)(x, coefficients, zi, axis, chunk_sizes)
+    if not accumulates:
+        return y, zi
+    schedule_after(path, zf, first=n_before == 0)
+    return y, zf
 
 
 def _copying(found: Kernel) -> Callable[..., tuple[npt.NDArray, npt.NDArray]]:
