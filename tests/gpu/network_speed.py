@@ -336,30 +336,105 @@ def write_page(path: Path, found: dict[str, object], quick: bool) -> None:
     )
 
 
-def brief(quick: bool) -> None:
-    """The figures that matter most, printed as they come; kernels are taken as proved, which saves compiling six."""
-    from ezmsg.mlx.kernels import proof
+def parts_of_one_launch(transformer: object, n_steps: int) -> dict[str, dict[str, float]]:
+    """Where the time of a step in one launch goes: copying the window, the launch, the wait, and the reading."""
+    import mlx.core as mx
 
+    from ezmsg.mlx.network.unit import _uploaded
+    from ezmsg.mlx.stream.hostmemory import device_memory
+
+    model, state = transformer._model, transformer.state.of_model
+    window = np.zeros((1, PATCH, N_FEATURES), np.float32)
+    times: dict[str, list[float]] = {name: [] for name in ("upload", "launch", "wait", "read", "all of these")}
+    for _ in range(n_steps):
+        staged, marks = [], [time.perf_counter()]
+        x = _uploaded(window, staged)
+        marks.append(time.perf_counter())
+        (_, unread), state = model.begin(model.weights, x, state)
+        marks.append(time.perf_counter())
+        mx.eval(unread._done)
+        marks.append(time.perf_counter())
+        unread.read()
+        marks.append(time.perf_counter())
+        [device_memory().give_back(block) for block in staged]
+        for name, (begin, end) in zip(times, itertools.pairwise(marks), strict=False):
+            times[name].append(end - begin)
+        times["all of these"].append(marks[-1] - marks[0])
+    return {name: summary(of) for name, of in times.items()}
+
+
+def kernel_alone(transformer: object, n_steps: int) -> dict[str, float]:
+    """Microseconds of a launch among many, of which one waits for the one before: what the device takes."""
+    import mlx.core as mx
+
+    model, state = transformer._model, transformer.state.of_model
+    step = model.in_one_launch(model.weights)
+    x = mx.zeros((1, PATCH, N_FEATURES))
+    mx.eval(x)
+    seconds = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        for _ in range(n_steps):
+            y, state = step(x, state)
+            mx.async_eval(y)
+        mx.eval(y, state)
+        seconds.append((time.perf_counter() - begin) / n_steps)
+    return summary(seconds)
+
+
+def brief(quick: bool) -> None:
+    """The figures that matter most, printed as they come."""
     begin = time.perf_counter()
 
     def say(*words: object) -> None:
         print(f"{time.perf_counter() - begin:6.1f} s", *words, flush=True)
 
-    proof.holds = lambda *_: True  # type: ignore[assignment]
+    def rows(found: dict[str, dict[str, float]]) -> None:
+        for name, of in found.items():
+            say(f"{name:32} {of['p50']:9.1f} {of['p99']:9.1f} {of['least']:9.1f}")
+
+    import mlx.core as mx
+
+    from ezmsg.mlx.kernels.cuda import recurrentcell
+
     kwargs, n_steps = sizes(quick), 60 if quick else 400
+    on_gpu = mx.default_device().type == mx.gpu
     transformer, ours = network(kwargs)
     say("Network is made")
+    if on_gpu and transformer._model._step is None:
+        say("A STEP IS NOT ONE LAUNCH")
     weights = transformer._model.weights
-    steps: dict[str, Step | None] = {"Network": ours, "PyTorch, CUDA graph": pytorch(weights, kwargs, graph=True)}
-    times, results = in_turns({name: step for name, step in steps.items() if step is not None}, n_steps)
-    for name, of in {**times, **{f"  {k}": v for k, v in parts_of_a_step(transformer, n_steps).items()}}.items():
-        say(f"{name:32} {of['p50']:9.1f} {of['p99']:9.1f} {of['least']:9.1f}")
-    rows = [np.stack([y for y in of if y.size]) for of in results.values()]
-    say("largest difference:", [f"{np.abs(row - rows[0]).max():.1e}" for row in rows])
+    stack, recurrentcell.stack = recurrentcell.stack, lambda *_: None
+    a_layer = network(kwargs)[1]
+    recurrentcell.stack = stack
+    steps: dict[str, Step | None] = {
+        "Network": ours,
+        "Network, a launch a layer": a_layer,
+        "PyTorch, CUDA graph": pytorch(weights, kwargs, graph=True),
+        "mlx.nn, compiled": mlx_nn(weights, kwargs, True),
+    }
+    steps = {name: step for name, step in steps.items() if step is not None}
+    times, results = in_turns(steps, n_steps)
+    say("microseconds, p50, p99, least")
+    rows(times)
+    if on_gpu and transformer._model._step is not None:
+        rows({f"  {k}": v for k, v in parts_of_one_launch(transformer, n_steps).items()})
+        rows({"  launches in a row": kernel_alone(transformer, n_steps)})
+    outputs = [np.stack([y for y in of if y.size]) for of in results.values()]
+    say("largest difference:", [f"{np.abs(row - outputs[0]).max():.1e}" for row in outputs])
     say("while weights are exchanged:", {k: round(v, 1) for k, v in exchange(transformer, ours, 200).items()})
-    for name, settings in (("8 bits", {"quantize": 8}), ("bfloat16", {"dtype": "bfloat16"})):
-        times, _ = in_turns({name: network(kwargs, **settings)[1]}, n_steps)
-        say(f"Network, {name}: {times[name]}")
+    others = {"8 bits": {"quantize": 8}, "bfloat16": {"dtype": "bfloat16"}}
+    made = {f"Network, {name}": network(kwargs, **settings) for name, settings in others.items()}
+    made["Network, LSTM"] = network({**kwargs, "rnn_type": "LSTM"})
+    rows(in_turns({name: step for name, (_, step) in made.items()}, n_steps)[0])
+    if on_gpu:
+        rows({f"  {name}, launches in a row": kernel_alone(of, n_steps) for name, (of, _) in made.items()})
+        units = recurrentcell._units
+        for first in (1, 4, 8):
+            recurrentcell._units = lambda bits, n, first=first: first if n > 2000 else units(bits, n)
+            of, step = network(kwargs)
+            in_turns({"": step}, 40)
+            rows({f"  first layer {first} units a block": kernel_alone(of, n_steps)})
 
 
 def in_child(arguments: list[str], graphs: str) -> dict[str, object]:

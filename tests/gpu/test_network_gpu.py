@@ -9,7 +9,7 @@ mx = pytest.importorskip("mlx.core")
 from ezmsg.mlx import NetworkTransformer
 from ezmsg.mlx.kernels import kernel
 from ezmsg.mlx.kernels.cuda import recurrentcell
-from ezmsg.mlx.kernels.plain.recurrentcell import difference_after_steps, random_cell
+from ezmsg.mlx.kernels.plain.recurrentcell import difference_after_steps, random_cell, random_stack, stack_difference
 from ezmsg.mlx.network import RingAttention
 
 X = np.random.default_rng(0).standard_normal((240, 512)).astype(np.float32)
@@ -44,6 +44,24 @@ def test_odd_sizes():
         assert difference_after_steps(recurrentcell, random_cell("GRU", 32, *sizes), 3) < 5e-6
     # Rows that begin within a word are left to plain operations, whose products are TF32.
     assert difference_after_steps(recurrentcell, random_cell("GRU", 16, 13, 9), 3) < 1e-3
+
+
+@pytest.mark.parametrize("cell", ["GRU", "LSTM"])
+@pytest.mark.parametrize("bits", [32, 16, 8])
+@pytest.mark.parametrize("n_rows", [1, 4])
+def test_a_stack_is_that_of_float64(cell, bits, n_rows):
+    for sizes in ((7168, 768, 5, 41), (768, 256, 1, 600)):
+        weights = random_stack(cell, bits, *sizes)
+        assert stack_difference(recurrentcell.stack(weights, n_rows), weights, n_rows, 20) < 2e-5
+
+
+def test_small_stacks():
+    """Run by compute-sanitizer, too."""
+    for cell, bits, n_rows in (("GRU", 32, 1), ("LSTM", 8, 2), ("GRU", 16, 1)):
+        weights = random_stack(cell, bits, 128, 64, 3, 5)
+        assert stack_difference(recurrentcell.stack(weights, n_rows), weights, n_rows, 3) < 2e-6
+    weights = random_stack("GRU", 32, 13, 9, 2, 3)
+    assert stack_difference(recurrentcell.stack(weights, 1), weights, 1, 3) < 2e-6
 
 
 def test_the_kernel_is_taken():

@@ -76,3 +76,13 @@ inline void __stwt(ulonglong2* at, ulonglong2 word) {
 }
 
 inline void __nanosleep(unsigned) { emulation::look(); }
+
+// Blocks take turns, so that nothing comes between.
+inline unsigned atomicAdd(unsigned* at, unsigned value) {
+  emulation::look();
+  unsigned before = *at;
+  *at = before + value;
+  return before;
+}
+
+inline void __threadfence() { emulation::look(); }

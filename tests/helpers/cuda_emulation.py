@@ -71,7 +71,9 @@ def _compiled(source: str) -> ctypes.CDLL:
 def _unwritten(shape: tuple[int, ...], dtype: mx.Dtype) -> np.ndarray:
     if dtype == mx.bool_:
         return np.full(shape, 99, np.uint8).view(np.bool_)
-    return np.full(shape, math.nan, np.float32) if dtype == mx.float32 else np.full(shape, -1, np.int64)
+    if dtype == mx.float32:
+        return np.full(shape, math.nan, np.float32)
+    return np.full(shape, -1, np.int64) if dtype == mx.int64 else np.full(shape, 0xFFFFFFFF, np.uint32)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from helpers import cuda_emulation, metal_emulation
 from ezmsg.mlx.kernels.cells import GROUP
 from ezmsg.mlx.kernels.cuda.kernel import cuda_kernel
 from ezmsg.mlx.kernels.metal.kernel import metal_kernel
-from ezmsg.mlx.kernels.plain.recurrentcell import difference_after_steps, random_cell
+from ezmsg.mlx.kernels.plain.recurrentcell import difference_after_steps, random_cell, random_stack, stack_difference
 from ezmsg.mlx.kernels.proof import TOLERANCE, difference_of
 
 BITS = (32, 16, 8)
@@ -34,7 +34,7 @@ def kernel(request, monkeypatch):
             pytest.skip("needs Linux and a C++ compiler")
         emulated = getattr(emulation, f"{request.param.capitalize()}Kernel")
         monkeypatch.setattr(mx.fast, f"{request.param}_kernel", emulated)
-        caches = (make.cache_clear, found._launch.cache_clear)
+        caches = (make.cache_clear, getattr(found, "_launch", make).cache_clear)
         [clear() for clear in caches]
         yield found
         [clear() for clear in caches]
@@ -58,6 +58,16 @@ def test_sizes_may_be_odd(kernel):
 
 def test_kernels_pass_their_proof(kernel):
     assert difference_of("recurrentcell", kernel, "plain") < TOLERANCE / 10
+
+
+@pytest.mark.parametrize("cell", ["GRU", "LSTM"])
+@pytest.mark.parametrize("kernel", ["cuda"], indirect=True)
+def test_a_stack_is_one_launch(kernel, cell):
+    for bits, n_rows, sizes in ((32, 1, (13, 9, 2, 3)), (16, 3, (18, 10, 3, 30)), (8, 2, (5 * GROUP, GROUP, 1, 5))):
+        weights = random_stack(cell, bits, *sizes)
+        assert stack_difference(kernel.stack(weights, n_rows), weights, n_rows) < 2e-6
+    assert kernel.stack(random_stack("GRU", 16, 13, 10, 2, 3), 1) is None
+    assert kernel.stack(random_stack("GRU", 32, 16, 16, 2, 3), 5) is None
 
 
 def test_a_row_does_not_depend_on_the_others():

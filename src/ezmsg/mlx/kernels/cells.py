@@ -16,6 +16,7 @@ All of it is computed in float32, whatever the type of the weights.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import mlx.core as mx
@@ -79,6 +80,33 @@ class CellWeights:
     def hidden_size(self) -> int:
         """Length of the state of one batch row."""
         return self.bhn.shape[0]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StackWeights:
+    """The weights of layers, each on the results of the one before, and of a linear layer on those of the last."""
+
+    layers: tuple[CellWeights, ...]
+    head: Matrix
+    """(output, hidden)"""
+    head_bias: mx.array
+    """float32 of shape (output,)"""
+
+
+class StackKernel(Protocol):
+    """A step of a stack in one launch, of weights that it was made for."""
+
+    def __call__(
+        self, x: mx.array, states: Sequence[State], memory: mx.array | None = None
+    ) -> tuple[mx.array, list[State]]:
+        """The results of a step, and the states after it. Lazy.
+
+        Args:
+            x: float32 of shape (batch, input), or of as many values in that order; also on the host.
+            states: Of each layer. They stay as they are where *x* has a sample that is not finite.
+            memory: Bytes on the host that the results are written to as well, as float32.
+        """
+        ...
 
 
 class CellKernel(Protocol):

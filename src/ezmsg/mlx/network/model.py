@@ -6,7 +6,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import ezmsg.core as ez
 import mlx.core as mx
@@ -14,8 +14,11 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
 
-from ..stream.device import start_kernels_one_by_one, uses_gpu
+from ..stream.convert import Unread
+from ..stream.device import bus, start_kernels_one_by_one, uses_gpu
+from ..stream.hostmemory import device_memory
 from .checkpoint import Arrays, Weight, check_weights, converted, flattened, from_pytorch, read_weights, template_of
+from .recurrent import DecoderStep, RecurrentDecoder
 
 Tree: TypeAlias = Any
 """Arrays in lists, tuples and dictionaries."""
@@ -98,6 +101,15 @@ def made(model: type[nn.Module], model_kwargs: Mapping[str, Any] | None, n_featu
         ) from error
 
 
+class UnreadHeads(NamedTuple):
+    """Results of one window that a device may still be computing."""
+
+    heads: dict[str | None, slice]
+    """Where those of each head are among the results."""
+    results: Unread
+    """float32 of shape (1, results)."""
+
+
 class Model:
     """A model and the weights that it began with.
 
@@ -119,7 +131,9 @@ class Model:
         "_guarded",
         "_in_module",
         "_module",
+        "_step",
         "_takes_state",
+        "_window",
         "n_features",
         "template",
         "weights",
@@ -160,6 +174,8 @@ class Model:
         self.n_features, self._module, self._carries = n_features, module, carries
         self.weights: Weights = dict(converted(arrays, self.template, pause=False))
         self._in_module: Weights | None = None
+        self._step: DecoderStep | None = None
+        self._window = 0
         self._takes_state = carries and _takes_two(module)
         self._call: Call = self._eager
         self._guarded: Call = functools.partial(_kept_where_not_finite, self._eager)
@@ -173,7 +189,33 @@ class Model:
             state: Of the call before; None at first.
             guarded: Whether the state is to stay as it is if *x* has a value that is not finite.
         """
+        if (step := self.in_one_launch(weights)) is not None:
+            y, state = step(x, state)
+            results = {name: y[:, None, part] for name, part in step.heads.items()}
+            return results.get(None, results), state
         return (self._guarded if guarded else self._call)(weights, x, state)
+
+    def begin(self, weights: Weights, x: mx.array, state: Tree) -> tuple[UnreadHeads, Tree] | None:
+        """A call in one launch, which has begun, and writes its results to where they are read; None: there is none.
+
+        The arguments are those of :meth:`__call__`. The state after it is as it was if *x* has a value that is not
+        finite.
+        """
+        if bus() is None or (step := self.in_one_launch(weights)) is None:
+            return None
+        block = device_memory().take(4 * step.n_results)
+        y, after = step(x, state, block.array)
+        mx.async_eval(y)
+        return UnreadHeads(
+            step.heads, Unread([y], block, (1, step.n_results), np.dtype(np.float32), None, False)
+        ), after
+
+    def in_one_launch(self, weights: Weights) -> DecoderStep | None:
+        """What computes a window with its state in one launch; None where that is not done."""
+        if self._step is not None and weights is not self._in_module:
+            self._put_in(weights)
+            self._step = self._module.in_one_launch(self._window)
+        return self._step
 
     def load(self, weights: object) -> Weights:
         """*weights*, a path or a tree of arrays, as :meth:`__call__` takes them; in any thread, beside a stream.
@@ -205,6 +247,13 @@ class Model:
         try:
             # Not compiled at first: kernels prove themselves here, and errors are those of the model.
             carries = self._try(x[:1])
+            if carries and isinstance(self._module, RecurrentDecoder) and self._dtype != mx.float16:
+                self._window, self._step = window, self._module.in_one_launch(window)
+            if self._step is not None:
+                self._try(x[:1])
+                if (begun := self.begin(self.weights, mx.array(x[:1]), None)) is not None:
+                    begun[0].results.read()
+                return (1,)
             # On the CPU, models compute part of their results outside of MLX, and what is compiled is not faster.
             if uses_gpu():
                 self._compile(x[:1])
@@ -276,15 +325,19 @@ class Model:
         return tuple(agreeing)
 
     def _traced(self, weights: Weights, x: mx.array, state: Tree) -> tuple[Tree, Tree]:
+        self._in_module = None
         self._module.update(tree_unflatten(list(weights.items())))
         # To the memory of the device once, where x is on the host.
         return self._result(x * 1, state)
 
     def _eager(self, weights: Weights, x: mx.array, state: Tree) -> tuple[Tree, Tree]:
         if weights is not self._in_module:
-            self._module.update(tree_unflatten(list(weights.items())))
-            self._in_module = weights
+            self._put_in(weights)
         return self._result(x, state)
+
+    def _put_in(self, weights: Weights) -> None:
+        self._module.update(tree_unflatten(list(weights.items())))
+        self._in_module = weights
 
     def _result(self, x: mx.array, state: Tree) -> tuple[Tree, Tree]:
         cast = x.astype(self._dtype)

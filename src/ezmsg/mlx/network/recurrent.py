@@ -10,7 +10,18 @@ import mlx.nn as nn
 import numpy as np
 
 from ..kernels import default_path, kernel
-from ..kernels.cells import GROUP, MOST_ROWS, N_GATES, Cell, CellKernel, CellWeights, Matrix, State
+from ..kernels.cells import (
+    GROUP,
+    MOST_ROWS,
+    N_GATES,
+    Cell,
+    CellKernel,
+    CellWeights,
+    Matrix,
+    StackKernel,
+    StackWeights,
+    State,
+)
 from ..kernels.plain.recurrentcell import after_products, product
 
 Steps: TypeAlias = "list[Any] | mx.array"
@@ -104,12 +115,12 @@ class RecurrentLayer(nn.Module):
         Returns:
             The same with *hidden_size*, and the state.
         """
-        weights, results = self._weights(), []
+        weights, results = self.weights(), []
         n_rows, n_steps = (x[0].shape[0], len(x)) if isinstance(x, list) else x.shape[:2]
         state = tuple(state) if state is not None else self.zero_state(n_rows)
         if isinstance(x, list):
-            # Kernels take 16 bits for those of bfloat16; plain operations take arrays of MLX.
-            has_kernel = self.bits in (None, 8) and self["Wx"].dtype != mx.float16
+            # Plain operations take arrays of MLX.
+            has_kernel = self.has_kernel
             run = cast("CellKernel", kernel("recurrentcell", default_path() if has_kernel else "plain")).run
             for sample in x:
                 state = run(sample if has_kernel else mx.array(sample), weights, state)
@@ -121,7 +132,12 @@ class RecurrentLayer(nn.Module):
             results.append(state[0])
         return mx.stack(results, axis=1), state
 
-    def _weights(self) -> CellWeights:
+    @property
+    def has_kernel(self) -> bool:
+        """Whether kernels take weights of this type. They take 16 bits for those of bfloat16."""
+        return self.bits in (None, 8) and self["Wx"].dtype != mx.float16
+
+    def weights(self) -> CellWeights:
         """The weights as a kernel takes them; the same object as long as they are the same arrays."""
         arrays = tuple(self.values())
         kept = self._kept
@@ -132,9 +148,7 @@ class RecurrentLayer(nn.Module):
         return kept.weights
 
     def _matrix(self, name: str) -> Matrix:
-        if self.bits is None:
-            return Matrix(self[name])
-        return Matrix(self[name], _float32(self[f"{name}_scales"]), _float32(self[f"{name}_biases"]))
+        return _matrix(self, name, f"{name}_scales", f"{name}_biases")
 
 
 class _Kept:
@@ -162,6 +176,12 @@ def _joined(steps: Steps) -> mx.array:
     if not isinstance(steps, list):
         return steps
     return mx.stack(steps, axis=1) if len(steps) > 1 else steps[0][:, None]
+
+
+def _matrix(layer: nn.Module, values: str, scales: str, biases: str) -> Matrix:
+    if scales not in layer:
+        return Matrix(layer[values])
+    return Matrix(layer[values], _float32(layer[scales]), _float32(layer[biases]))
 
 
 def _is_other(one: object, other: object) -> bool:
@@ -269,3 +289,57 @@ class RecurrentDecoder(nn.Module):
         x, state = self.rnn(x, state, self.patch)
         results = {name: head(x) for name, head in self.heads.items()}
         return (results if self.has_heads else results["output"]), state
+
+    def in_one_launch(self, n_samples: int) -> DecoderStep | None:
+        """What computes a window of *n_samples* in one launch, with the weights that the decoder has now.
+
+        None where that is not done: on a device without such a kernel, and for windows of more than one step.
+        """
+        make = getattr(kernel("recurrentcell", default_path()), "stack", None)
+        layers: list[RecurrentLayer] = self.rnn.layers
+        heads = list(self.heads.values())
+        if make is None or self.embedding or n_samples != self.patch or not all(layer.has_kernel for layer in layers):
+            return None
+        matrices = [_matrix(head, "weight", "scales", "biases") for head in heads]
+        if len({matrix.bits for matrix in matrices}) > 1:
+            return None
+        values = mx.concatenate([matrix.values for matrix in matrices])
+        scales = [matrix.scales for matrix in matrices if matrix.scales is not None]
+        offsets = [matrix.biases for matrix in matrices if matrix.biases is not None]
+        rows = Matrix(values, mx.concatenate(scales), mx.concatenate(offsets)) if scales else Matrix(values)
+        biases = mx.concatenate([_float32(head["bias"]) for head in heads])
+        run = make(StackWeights(tuple(layer.weights() for layer in layers), rows, biases), 1)
+        return DecoderStep(self, run) if run is not None else None
+
+
+class DecoderStep:
+    """A step of a :class:`RecurrentDecoder` in one launch.
+
+    Args:
+        decoder: Whose heads these are.
+        run: Computes the results of all heads.
+    """
+
+    def __init__(self, decoder: RecurrentDecoder, run: StackKernel) -> None:
+        self._run, self._layers = run, decoder.rnn.layers
+        self.heads: dict[str | None, slice] = {}
+        """Where the results of each head are; those of the only one without a name under None."""
+        first = 0
+        for name, head in decoder.heads.items():
+            end = first + head["bias"].size
+            self.heads[name if decoder.has_heads else None] = slice(first, end)
+            first = end
+        self.n_results = first
+
+    def __call__(
+        self, x: mx.array, state: list[State] | None, memory: mx.array | None = None
+    ) -> tuple[mx.array, list[State]]:
+        """The results of all heads, float32 of shape (1, n_results), and the state after them. Lazy.
+
+        Args:
+            x: float32 of shape (1, patch, input_size). Where it has a value that is not finite, the state stays.
+            state: See :meth:`RecurrentDecoder.__call__`.
+            memory: Bytes on the host, to which the device writes the results as well.
+        """
+        states = [layer.zero_state(1) for layer in self._layers] if state is None else state
+        return self._run(x, states, memory)

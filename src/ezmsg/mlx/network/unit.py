@@ -370,12 +370,14 @@ class NetworkTransformer(BaseStatefulTransformer[NetworkSettings, AxisArray, lis
         self, model: Model, weights: Weights, cut: Cut, of_model: Tree, staged: list[Block]
     ) -> tuple[list[Tree], Tree]:
         """The results of all batches, and the state after them; *staged* gets the memory that a device reads."""
-        results = []
+        results: list[Tree] = []
         for batch in cut.batches(self._sizes):
             x = batch.windows
             if isinstance(x, np.ndarray):
-                y, after = model(weights, _uploaded(x, staged), of_model)
-                is_taken = bool(np.isfinite(x).all())
+                uploaded = _uploaded(x, staged)
+                begun = model.begin(weights, uploaded, of_model) if cut.n_windows == 1 else None
+                y, after = begun if begun is not None else model(weights, uploaded, of_model)
+                is_taken = (begun is not None and of_model is not None) or bool(np.isfinite(x).all())
             else:
                 # Past the first window, a device looks at its data itself, and nobody waits for it.
                 y, after = model(weights, x, of_model, guarded=of_model is not None)
@@ -389,22 +391,13 @@ class NetworkTransformer(BaseStatefulTransformer[NetworkSettings, AxisArray, lis
         self, message: AxisArray, axis: LinearAxis, cut: Cut, results: list[Tree], state: list[Tree]
     ) -> list[AxisArray]:
         """A message for each head; they and *state* are computed together."""
-        from .model import heads_of
-
-        of_heads: dict[str | None, list[mx.array]] = {}
-        for result in results:
-            for name, head in heads_of(result).items():
-                of_heads.setdefault(name, []).append(head)
-        heads = {name: _joined(parts, cut) for name, parts in of_heads.items()}
-        rows = [head.reshape(-1, head.shape[-1]) for head in heads.values()]
-        data = _computed(rows, state, is_mlx_array(message.data))
         outputs = []
-        for (name, head), values in zip(heads.items(), data, strict=True):
-            n_results = head.shape[1]
+        for name, n_results, values in self._values(message, cut, results, state):
             n_valid = cut.n_windows * n_results
             gain = self._state.gain * cut.hop / n_results
             offset = value_at(axis, cut.start + cut.window - 1) - (n_results - 1) * gain
-            axes = {self._state.stream_dim: replace(axis, gain=gain, offset=offset), "ch": self._channels(name, head)}
+            channels = self._channels(name, values.shape[1])
+            axes = {self._state.stream_dim: replace(axis, gain=gain, offset=offset), "ch": channels}
             outputs.append(
                 replace(
                     message,
@@ -416,13 +409,32 @@ class NetworkTransformer(BaseStatefulTransformer[NetworkSettings, AxisArray, lis
             )
         return outputs
 
-    def _channels(self, name: str | None, head: mx.array) -> CoordinateAxis:
+    def _values(
+        self, message: AxisArray, cut: Cut, results: list[Tree], state: list[Tree]
+    ) -> list[tuple[str | None, int, Any]]:
+        """For each head its name, how many results a window has, and (results, channels) of all windows."""
+        from .model import UnreadHeads, heads_of
+
+        if results and isinstance(results[0], UnreadHeads):
+            heads, unread = results[0]
+            values = unread.read()
+            return [(name, 1, values if len(heads) == 1 else values[:, part].copy()) for name, part in heads.items()]
+        of_heads: dict[str | None, list[mx.array]] = {}
+        for result in results:
+            for name, head in heads_of(result).items():
+                of_heads.setdefault(name, []).append(head)
+        joined = {name: _joined(parts, cut) for name, parts in of_heads.items()}
+        rows = [head.reshape(-1, head.shape[-1]) for head in joined.values()]
+        data = _computed(rows, state, is_mlx_array(message.data))
+        return [(name, head.shape[1], of) for (name, head), of in zip(joined.items(), data, strict=True)]
+
+    def _channels(self, name: str | None, n_channels: int) -> CoordinateAxis:
         """Labels of the results, the same object for each message."""
-        known = self._labels.get((name, head.shape[-1]))
+        known = self._labels.get((name, n_channels))
         if known is None:
-            labels = np.array([f"{name or 'output'}_ch{number}" for number in range(head.shape[-1])])
+            labels = np.array([f"{name or 'output'}_ch{number}" for number in range(n_channels)])
             known = CoordinateAxis(data=labels, dims=["ch"])
-            self._labels = {**self._labels, (name, head.shape[-1]): known}
+            self._labels = {**self._labels, (name, n_channels): known}
         return known
 
 

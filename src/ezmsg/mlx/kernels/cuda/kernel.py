@@ -30,11 +30,12 @@ def cuda_kernel(
     name: str,
     inputs: tuple[str, ...] = ("x", "zi", "table"),
     outputs: tuple[str, ...] = ("y", "zf"),
+    beginning: str = "",
     **constants: int,
 ) -> Compiled:
     """``mx.fast.cuda_kernel`` of the source *name* that leaves *constants* open; their values become part of the name.
 
-    In the source and not as template arguments, which MLX takes apart at each call.
+    In the source and not as template arguments, which MLX takes apart at each call. The body begins with *beginning*.
     """
     header, body = read_source(__package__, f"{name}.cu")
     values = "".join(f"constexpr int {key} = {value};\n" for key, value in constants.items())
@@ -43,7 +44,7 @@ def cuda_kernel(
         input_names=list(inputs),
         output_names=list(outputs),
         header=header,
-        source=values + body,
+        source=values + beginning + body,
     )
     return made
 
