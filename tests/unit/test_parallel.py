@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pytest
 from ezmsg.baseproc import BaseTransformer
+from ezmsg.sigproc.affinetransform import AffineTransformTransformer
 from ezmsg.sigproc.aggregate import AggregationFunction
 from ezmsg.sigproc.binned_aggregate import BinnedAggregateTransformer
 from ezmsg.sigproc.concat import ConcatProcessor, ConcatSettings
@@ -164,6 +165,18 @@ def test_a_stage_of_a_branch_changes_while_it_runs(way):
     np.testing.assert_allclose(np.concatenate(totals)[-3:, 3:], 1.0, rtol=1e-6)
     with pytest.raises(ValueError, match="'name' must be one of 'counts/ThresholdCrossing', "):
         chain.update_stage("Parallel/rate", threshold=0.0)
+
+
+def test_weights_that_are_set_in_a_branch_count_at_once(way):
+    mixing = AffineTransformTransformer(weights=np.eye(3))
+    chain = ChainTransformer(make_chain=lambda: [PowTransformer(), Parallel({"a": mixing, "b": PowTransformer()})])
+    given = messages(mx.array)
+    for message in given[:40]:
+        chain(message)
+    assert chain.describe().count("fused with") == 2
+    mixing.set_weights(mx.array(3.0 * np.eye(3, dtype=np.float32)))
+    result = chain(given[40])
+    np.testing.assert_allclose(np.array(result.data)[:, :3], 3.0 * np.array(given[40].data) ** 2, rtol=1e-5)
 
 
 def test_a_branch_that_cannot_be_fused_leaves_its_neighbours_to_run_alone(way):

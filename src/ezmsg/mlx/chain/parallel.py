@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import typing
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
 import ezmsg.core as ez
 import numpy as np
+from array_api_compat import get_namespace
 from ezmsg.baseproc import BaseProcessor, CompositeProcessor
 from ezmsg.baseproc.stateful import Stateful
 from ezmsg.sigproc.concat import ConcatProcessor, ConcatSettings
@@ -19,9 +19,11 @@ from ..stream.fusible import (
     Advance,
     Array,
     Axes,
+    Counts,
+    FusedSequence,
     FusedStage,
     ResultGrid,
-    for_next_stage,
+    Variant,
     fused_stage,
     fusion_of,
     result_grid,
@@ -29,9 +31,6 @@ from ..stream.fusible import (
 )
 from ..stream.unit import Stage, Stages, check_message
 from .transformer import change_stage, named_stages
-
-if typing.TYPE_CHECKING:
-    import mlx.core as mx
 
 
 class ParallelSettings(ez.Settings):
@@ -118,7 +117,8 @@ class Parallel(CompositeProcessor[ParallelSettings, AxisArray, AxisArray]):
     @property
     def stages(self) -> Mapping[str, Stage]:
         """The stages, by the name of the branch and their own."""
-        return typing.cast("dict[str, Stage]", self._procs)
+        stages: dict[str, typing.Any] = self._procs
+        return stages
 
     @property
     def branches(self) -> dict[str, list[Stage]]:
@@ -182,12 +182,13 @@ class Parallel(CompositeProcessor[ParallelSettings, AxisArray, AxisArray]):
         for name, stages in self.branches.items():
             passed, output = [], message
             for stage in stages:
-                given, output = output, typing.cast(AxisArray, stage(output))
-                if not isinstance(output, AxisArray):
+                given, result = output, stage(output)
+                if not isinstance(result, AxisArray):
                     raise TypeError(
                         f"Stages of a branch must give one message for each, and {type(stage).__name__} of {name!r} "
-                        f"gave a {type(output).__name__}"
+                        f"gave a {type(result).__name__}"
                     )
+                output = result
                 passed.append((stage, given, output))
             self.passed.append(passed)
             results.append(output)
@@ -229,15 +230,13 @@ class Parallel(CompositeProcessor[ParallelSettings, AxisArray, AxisArray]):
         return replace(joined, attrs=attrs) if shares_attrs else joined
 
 
-Returned = typing.TypeVar("Returned")
-
-
-def _completed(coroutine: Coroutine[object, None, Returned]) -> Returned:
+def _completed(coroutine: Coroutine[object, None, AxisArray]) -> AxisArray:
     """The result of *coroutine*, which has all that it waits for."""
     try:
         coroutine.send(None)
     except StopIteration as done:
-        return typing.cast(Returned, done.value)
+        result: AxisArray = done.value
+        return result
     raise RuntimeError("ezmsg-sigproc's Concat waits for something else than its two messages.")
 
 
@@ -249,6 +248,7 @@ def _with_dimension(result: AxisArray, axis: str, name: str) -> AxisArray:
 
 
 def _grid_of(stages: Sequence[Stage], gain: float) -> ResultGrid:
+    """The grid of *stages* in a row."""
     grids = []
     for stage in stages:
         grids.append(result_grid(stage, gain))
@@ -272,126 +272,76 @@ def _grid_of(stages: Sequence[Stage], gain: float) -> ResultGrid:
     return ResultGrid(gain, results_after, start_of, begin)
 
 
-class _Branch(typing.NamedTuple):
-    """The effect of a message of some length in one branch."""
-
-    variants: tuple[typing.Hashable, ...]
-    lengths: tuple[int, ...]
-    """Samples that come out of each stage."""
-
-
-class FusedParallel(FusedStage[Parallel]):
+class FusedParallel(FusedSequence[Parallel]):
     """All stages of all branches.
 
-    Arrays: those of all stages in a row. Counts: those of each stage, by branch. Variant: what each branch does.
+    Arrays: those of all branches in a row. Counts: those of each branch. Variant: those of the branches, and how many
+    samples come out of each.
     """
 
-    def __init__(self, transformer: Parallel, message: AxisArray, stages: list[list[FusedStage]]) -> None:
-        super().__init__(transformer, message)
-        self._stages = stages
-        self.takes = frozenset.intersection(*(branch[0].takes for branch in stages))
-        result = transformer._joined([branch[-1][2] for branch in transformer.passed], message)
+    def __init__(self, transformer: Parallel, message: AxisArray, branches: Sequence[FusedSequence]) -> None:
+        super().__init__(transformer, message, branches)
+        self.takes = frozenset.intersection(*(branch.takes for branch in branches))
+        results = [branch[-1][2] for branch in transformer.passed]
+        result = transformer._joined(results, message)
         # The dimension that all have, or a new one behind those of each.
-        first = transformer.passed[0][-1][2]
-        self._is_new = transformer.settings.axis not in first.dims
+        self._is_new = transformer.settings.axis not in results[0].dims
         self._joined = result.get_axis_idx(transformer.settings.axis)
         self._labels = result.axes.get(transformer.settings.axis)
-        self._sizes: list[list[int]] = []
 
     def parts(self) -> list[typing.Any]:
         """See :class:`FusedStage`."""
-        return [stage.transformer for branch in self._stages for stage in branch]
+        return [part for branch in self._stages for part in branch.parts()]
 
-    def load(self) -> tuple[tuple[mx.array, ...], tuple[tuple[typing.Hashable, ...], ...]] | None:
+    def advance(self, n_samples: int, counts: Counts) -> Advance | None:
         """See :class:`FusedStage`."""
-        loaded = [[stage.load() for stage in branch] for branch in self._stages]
-        if any(state is None for branch in loaded for state in branch):
+        found = [branch.advance(n_samples, each) for branch, each in zip(self._stages, counts, strict=True)]
+        steps = [step for step in found if step is not None]
+        if len(steps) < len(found) or len({step.n_samples for step in steps}) > 1:
             return None
-        states = typing.cast("list[list[tuple[tuple[mx.array, ...], typing.Hashable]]]", loaded)
-        self._sizes = [[len(arrays) for arrays, _ in branch] for branch in states]
-        arrays = tuple(itertools.chain.from_iterable(arrays for branch in states for arrays, _ in branch))
-        return arrays, tuple(tuple(counts for _, counts in branch) for branch in states)
+        n_samples = steps[0].n_samples
+        return Advance((tuple(step.variant for step in steps), n_samples), n_samples, tuple(s.counts for s in steps))
 
-    def store(self, arrays: tuple[mx.array, ...], counts: tuple[tuple[typing.Hashable, ...], ...]) -> None:
+    def relabel(self, axes: Axes, n_samples: int, counts: Counts) -> Axes:
         """See :class:`FusedStage`."""
-        for branch, held, branch_counts in zip(self._stages, self._grouped(arrays), counts, strict=True):
-            for stage, of_stage, count in zip(branch, held, branch_counts, strict=True):
-                stage.store(typing.cast("tuple[mx.array, ...]", of_stage), count)
-
-    def advance(self, n_samples: int, counts: tuple[tuple[typing.Hashable, ...], ...]) -> Advance | None:
-        """See :class:`FusedStage`."""
-        branches, after = [], []
-        for stages, before in zip(self._stages, counts, strict=True):
-            length, variants, lengths, counts_after = n_samples, [], [], []
-            for stage, count in zip(stages, before, strict=True):
-                step = stage.advance(length, count) if length else Advance(None, 0, count)
-                if step is None:
-                    return None
-                length = step.n_samples
-                variants.append(step.variant)
-                lengths.append(length)
-                counts_after.append(step.counts)
-            branches.append(_Branch(tuple(variants), tuple(lengths)))
-            after.append(tuple(counts_after))
-        lengths_after = {branch.lengths[-1] for branch in branches}
-        return Advance(tuple(branches), lengths_after.pop(), tuple(after)) if len(lengths_after) == 1 else None
-
-    def relabel(self, axes: Axes, n_samples: int, counts: tuple[tuple[typing.Hashable, ...], ...]) -> Axes:
-        """See :class:`FusedStage`."""
-        for stage, count in zip(self._stages[0], counts[0], strict=True):
-            axes = stage.relabel(axes, n_samples, count)
-            step = stage.advance(n_samples, count)
-            n_samples = 0 if step is None else step.n_samples
+        axes = self._stages[0].relabel(axes, n_samples, counts[0])
         return axes if self._labels is None else {**axes, self.transformer.settings.axis: self._labels}
 
-    def apply(
-        self, x: Array, arrays: tuple[Array, ...], variant: tuple[_Branch, ...]
-    ) -> tuple[Array, tuple[Array, ...]]:
+    def apply(self, x: Array, arrays: tuple[Array, ...], variant: Variant) -> tuple[Array, tuple[Array, ...]]:
         """See :class:`FusedStage`."""
+        variants, n_results = variant
         results: list[Array] = []
         after: list[Array] = []
         last = len(self._stages) - 1
-        for number, (stages, held, branch) in enumerate(zip(self._stages, self._grouped(arrays), variant, strict=True)):
-            # What a stage is given it may write to, and the last branch has it to itself.
-            y: Array | None = x.copy() if isinstance(x, np.ndarray) and number < last else x
-            for stage, of_stage, how, length in zip(stages, held, branch.variants, branch.lengths, strict=True):
-                if y is not None:
-                    y, of_stage = stage.apply(y, of_stage, how)
-                    y = for_next_stage(y) if length else None
-                after += of_stage
-            if y is not None:
-                results.append(y[..., None] if self._is_new else y)
-        if not results:
+        for number, (branch, held, how) in enumerate(zip(self._stages, self._grouped(arrays), variants, strict=True)):
+            # A stage may write to its input, which only the last branch has to itself.
+            y, held = branch.apply(x.copy() if isinstance(x, np.ndarray) and number < last else x, held, how)
+            results.append(y[..., None] if self._is_new else y)
+            after += held
+        if not n_results:
             return x[:0], tuple(after)
-        if isinstance(results[0], np.ndarray):
-            return np.concatenate(typing.cast("list[np.ndarray]", results), axis=self._joined), tuple(after)
-        import mlx.core as mx
-
-        return mx.concatenate(typing.cast("list[mx.array]", results), axis=self._joined), tuple(after)
-
-    def _grouped(self, arrays: Sequence[Array]) -> list[list[tuple[Array, ...]]]:
-        given = iter(arrays)
-        return [[tuple(itertools.islice(given, size)) for size in branch] for branch in self._sizes]
+        joined: Array = get_namespace(x).concat(results, axis=self._joined)
+        return joined, tuple(after)
 
 
 @fusion_of(Parallel)
 def fuse_parallel(transformer: Parallel, message: AxisArray) -> FusedStage | None:
     """All branches, if each of their stages can be fused."""
-    stages: list[list[FusedStage]] = []
+    branches = []
     for branch in transformer.passed:
-        fused = []
+        stages = []
         for stage, given, output in branch:
             found = fused_stage(stage, given)
             takes = found is not None and is_mlx_array(given.data) and dtype_name(given.data) in found.takes
             if found is None or not takes or output.attrs is not message.attrs or not is_mlx_array(output.data):
                 return None
-            fused.append(found)
+            stages.append(found)
         if dtype_name(branch[-1][2].data) != "float32" or branch[-1][2].dims != transformer.passed[0][-1][2].dims:
             return None
-        stages.append(fused)
-    if not stages:
+        branches.append(FusedSequence(transformer, message, stages))
+    if not branches:
         return None
-    all_of_them = FusedParallel(transformer, message, stages)
+    all_of_them = FusedParallel(transformer, message, branches)
     # Not needed any more, and as large as the message.
     transformer.passed = []
     return all_of_them

@@ -201,6 +201,7 @@ class FusedSequence(FusedStage[TransformerT]):
     def __init__(self, transformer: TransformerT, message: AxisArray, stages: Sequence[FusedStage]) -> None:
         super().__init__(transformer, message)
         self._stages, self._sizes = tuple(stages), (0,) * len(stages)
+        self._watched = [stage for stage in stages if type(stage).has_changed is not FusedStage.has_changed]
         self.takes = stages[0].takes
 
     def parts(self) -> Sequence[Any]:
@@ -219,6 +220,10 @@ class FusedSequence(FusedStage[TransformerT]):
             counts.append(state[1])
         self._sizes = tuple(sizes)
         return tuple(arrays), tuple(counts)
+
+    def has_changed(self) -> bool:
+        """See :class:`FusedStage`."""
+        return any(stage.has_changed() for stage in self._watched)
 
     def store(self, arrays: tuple[mx.array, ...], counts: Counts) -> None:
         """See :class:`FusedStage`."""
