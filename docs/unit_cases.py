@@ -163,7 +163,11 @@ def cases() -> list[Case]:
             "activation.Activation", t("activation.ActivationTransformer", function="sigmoid"), '`function="sigmoid"`'
         ),
         Case("adaptive_lnc.AdaptiveLNC", t("adaptive_lnc.AdaptiveLNCTransformer")),
-        Case("affinetransform.AffineTransform", t("affinetransform.AffineTransformTransformer", weights=np.eye(4))),
+        Case(
+            "affinetransform.AffineTransform",
+            t("affinetransform.AffineTransformTransformer", weights=np.eye(4)),
+            instead="`AffineTransform`",
+        ),
         Case(
             "affinetransform.CommonRereference",
             t("affinetransform.CommonRereferenceTransformer"),

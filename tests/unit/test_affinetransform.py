@@ -1,14 +1,21 @@
-"""Common references: the values of ezmsg-sigproc, and medians that are selected by counting."""
+"""Mixtures of channels and common references: the values of ezmsg-sigproc; dead channels leave others alone."""
 
 import numpy as np
 import pytest
+from ezmsg.sigproc import affinetransform as sigproc
 from ezmsg.sigproc.affinetransform import CommonRereferenceTransformer as Namesake
 from ezmsg.util.messages.axisarray import AxisArray
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from ezmsg.mlx import AsArrayTransformer, ChainTransformer, CommonRereferenceSettings, CommonRereferenceTransformer
+from ezmsg.mlx import (
+    AffineTransformTransformer,
+    AsArrayTransformer,
+    ChainTransformer,
+    CommonRereferenceSettings,
+    CommonRereferenceTransformer,
+)
 
 mx = pytest.importorskip("mlx.core")
 
@@ -79,6 +86,104 @@ def test_a_dead_channel_in_one_bank_leaves_the_others_alone(mode, to_backend, on
     for _ in range(3):
         np.testing.assert_allclose(chain(message(x)).data, expected, rtol=0, atol=1e-6)
     assert "fused with stages 1 to 3" in chain.describe()
+
+
+RNG = np.random.default_rng(3)
+DENSE = RNG.standard_normal((N_CHANNELS, 4)).astype(np.float32)
+SPARSE = DENSE * (RNG.random(DENSE.shape) < 0.5)
+BLOCKS = np.kron(np.eye(2), np.ones((4, 2)))[:N_CHANNELS] * DENSE
+OFFSET = np.ones((1, 4), np.float32)
+WEIGHTS = {
+    "dense": DENSE,
+    "with zeros": SPARSE,
+    "with zeros and an offset": np.concatenate([SPARSE, OFFSET]),
+    "blocks with zeros": BLOCKS * (SPARSE != 0),
+}
+
+
+def mixed(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The sum of products with the weights that are not zero, in float64."""
+    rows = np.concatenate([x, np.ones((len(x), 1))], axis=1)[:, : len(weights)].astype(np.float64)
+    columns = [rows[:, used] @ column[used] for column in weights.T.astype(np.float64) for used in [column != 0]]
+    return np.stack(columns, axis=1)
+
+
+def with_dead_channels(n_samples: int) -> np.ndarray:
+    x = noise(n_samples)
+    x[n_samples // 3 :, 2] = np.nan
+    x[1, 0], x[2, 1], x[3, :2], x[4, :2] = np.inf, -np.inf, [np.inf, np.inf], [-np.inf, np.inf]
+    return x
+
+
+def mixtures(**settings) -> ChainTransformer:
+    return ChainTransformer(
+        make_chain=lambda: [
+            AsArrayTransformer(backend="mlx"),
+            AffineTransformTransformer(**settings),
+            AsArrayTransformer(backend="numpy"),
+        ]
+    )
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize("given", WEIGHTS)
+def test_a_dead_channel_leaves_outputs_alone_whose_weight_for_it_is_zero(given, on_gpu, monkeypatch):
+    if on_gpu:
+        monkeypatch.setattr(device, "backend_in_use", lambda: "gpu")
+    weights, x = WEIGHTS[given], with_dead_channels(20)
+    expected, whole = mixed(x, weights), noise(9)
+    if given == "dense":
+        assert np.isnan(expected[10]).all()
+    asked = {"weights": weights, "kernel": "blocks" if given == "blocks with zeros" else "auto"}
+    bare, chain = AffineTransformTransformer(**asked), mixtures(**asked)
+    for data, of_numbers in ((x, expected), (whole, mixed(whole, weights)), (x[:11], expected[:11])):
+        for to_backend in (np.array, mx.array):
+            result = bare(message(to_backend(data))).data
+            assert is_of(to_backend, result)
+            np.testing.assert_allclose(np.array(result), of_numbers, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(chain(message(data)).data, of_numbers, rtol=0, atol=1e-5)
+        across = AffineTransformTransformer(**asked, axis="ch")(message(data.T.copy(), ("ch", "time"))).data
+        np.testing.assert_allclose(across.T, of_numbers, rtol=0, atol=1e-5)
+    assert ("fused with stages 1 to 3" in chain.describe()) == (given != "blocks with zeros")
+
+
+def is_of(to_backend, data) -> bool:
+    return isinstance(data, np.ndarray if to_backend is np.array else mx.array)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_weights_that_are_set_in_a_fused_chain_may_be_zero_elsewhere():
+    x, chain = with_dead_channels(20), mixtures(weights=SPARSE, kernel="dense")
+    others = [SPARSE, 2 * SPARSE, np.roll(SPARSE, 1, axis=0), DENSE, SPARSE]
+    chain(message(x))
+    for weights in others:
+        chain.stages["AffineTransform"].set_weights(mx.array(weights.astype(np.float32)))
+        for _ in range(2):
+            np.testing.assert_allclose(chain(message(x)).data, mixed(x, weights), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{"kernel": "sparse"}, {"right_multiply": 1}, {"axis": 0}])
+def test_settings_of_a_mixture_are_checked_when_they_are_built(settings):
+    (field,) = settings
+    with pytest.raises((TypeError, ValueError), match=f"'{field}' must be"):
+        AffineTransformTransformer(weights=DENSE, **settings)
+
+
+@pytest.mark.parametrize("weights", [None, "passthrough"])
+async def test_without_weights_messages_pass_in_a_graph_too(weights):
+    sent = message(noise(3))
+    assert await AffineTransformTransformer(weights=weights).__acall__(sent) is sent
+
+
+@pytest.mark.parametrize("kernel", sigproc.KERNELS)
+@pytest.mark.parametrize("to_backend", [np.array, mx.array], ids=["numpy", "mlx"])
+def test_mixtures_have_the_values_and_labels_of_the_namesake(to_backend, kernel):
+    for weights in (np.eye(N_CHANNELS)[:, [0, 2]], BLOCKS):
+        ours = AffineTransformTransformer(weights=weights, kernel=kernel)(message(to_backend(noise(30))))
+        theirs = sigproc.AffineTransformTransformer(weights=weights, kernel=kernel)(message(to_backend(noise(30))))
+        np.testing.assert_array_equal(np.array(ours.data), np.array(theirs.data))
+        np.testing.assert_array_equal(ours.axes["ch"].data, theirs.axes["ch"].data)
 
 
 @pytest.mark.parametrize("groups", [None, [[0, 1, 2], [3, 4, 5, 6]]])

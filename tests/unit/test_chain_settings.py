@@ -51,6 +51,16 @@ OF_FILTERS = {
     # Of filters without feedback, which are not fused.
     "fir_fft_min_taps": [],
 }
+MIXTURE: tuple[dict, dict[str, list]] = (
+    {"weights": WEIGHTS},
+    {
+        "weights": [None, "passthrough", 2.0 * WEIGHTS, WEIGHTS[:, :2], np.eye(6, dtype=np.float32)],
+        "axis": ["ch"],
+        "right_multiply": [False],
+        "channel_groups": [GROUPS],
+        "kernel": ["dense", "blocks"],
+    },
+)
 REFERENCE = {
     "mode": ["median", "passthrough"],
     "axis": ["time", "ch"],
@@ -117,6 +127,7 @@ PACKAGES_OWN: dict[type, tuple[dict, dict[str, list]]] = {
     package.PowTransformer: ({}, {"exponent": [3.0, 1.0]}),
     package.ActivationTransformer: ({"function": "expit"}, {"function": ["logit", "none"]}),
     package.CommonRereferenceTransformer: ({}, REFERENCE),
+    package.AffineTransformTransformer: MIXTURE,
     package.SquareLawBandPowerTransformer: (
         {"bandpass": band(300.0, 5000.0), "lowpass": band(None, 1000.0), "downsample": DownsampleSettings(factor=4)},
         {
@@ -147,16 +158,7 @@ OF_SIGPROC: dict[type, tuple[dict, dict[str, list]]] = {
     sigproc_pow.PowTransformer: ({}, {"exponent": [3.0]}),
     LogTransformer: ({"clip_zero": True}, {"base": [2.0], "clip_zero": [False]}),
     sigproc_affine.CommonRereferenceTransformer: ({}, {**REFERENCE, "channel_groups": [GROUPS]}),
-    AffineTransformTransformer: (
-        {"weights": WEIGHTS},
-        {
-            "weights": [None, "passthrough", 2.0 * WEIGHTS, WEIGHTS[:, :2], np.eye(6, dtype=np.float32)],
-            "axis": ["ch"],
-            "right_multiply": [False],
-            "channel_groups": [GROUPS],
-            "kernel": ["dense", "blocks"],
-        },
-    ),
+    AffineTransformTransformer: MIXTURE,
     AggregateTransformer: (
         {"axis": "ch", "operation": MAX},
         {"operation": [MEAN, MEDIAN], "axis": ["time"]},

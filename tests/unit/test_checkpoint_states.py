@@ -53,6 +53,7 @@ FACTORIES = {
     },
     "AdaptiveStandardScalerTransformer": {"time_constant": 0.05},
     "AsArrayTransformer": {"backend": "numpy"},
+    "AffineTransformTransformer": {"weights": np.triu(np.ones((4, 4)))},
     "ButterworthFilterTransformer": {"order": 4, "cuton": 30.0, "cutoff": 100.0},
     "ChainTransformer": {"make_chain": make_chain},
     "ChebyshevFilterTransformer": {"order": 2, "ripple_tol": 0.5, "Wn": 100.0, "btype": "lowpass"},

@@ -49,6 +49,7 @@ ALONG_A_DIMENSION = {
 TRANSFORMERS = {
     **ALONG_A_DIMENSION,
     "ActivationTransformer": {"function": "sigmoid"},
+    "AffineTransformTransformer": {"weights": np.eye(2)},
     "AsArrayTransformer": {"backend": "numpy"},
     "CommonRereferenceTransformer": {"mode": "median"},
     "LinearRegressorTransformer": {"weights": np.eye(2)},

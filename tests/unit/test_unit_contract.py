@@ -99,6 +99,13 @@ SUBJECTS = [
         ezmsg.sigproc.cheby.ChebyshevFilterSettings(**CHEBYSHEV),
     ),
     Subject(
+        "mlx.AffineTransform",
+        package.AffineTransformTransformer,
+        package.AffineTransform,
+        package.AffineTransformSettings(weights=np.eye(3)),
+        ezmsg.sigproc.affinetransform.AffineTransformSettings(weights=np.eye(3)),
+    ),
+    Subject(
         "mlx.CommonRereference",
         package.CommonRereferenceTransformer,
         package.CommonRereference,

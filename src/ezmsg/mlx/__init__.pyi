@@ -6,6 +6,9 @@ from .activation import ActivationTransformer as ActivationTransformer
 from .adaptive_lnc import AdaptiveLNC as AdaptiveLNC
 from .adaptive_lnc import AdaptiveLNCSettings as AdaptiveLNCSettings
 from .adaptive_lnc import AdaptiveLNCTransformer as AdaptiveLNCTransformer
+from .affinetransform import AffineTransform as AffineTransform
+from .affinetransform import AffineTransformSettings as AffineTransformSettings
+from .affinetransform import AffineTransformTransformer as AffineTransformTransformer
 from .affinetransform import CommonRereference as CommonRereference
 from .affinetransform import CommonRereferenceSettings as CommonRereferenceSettings
 from .affinetransform import CommonRereferenceTransformer as CommonRereferenceTransformer

@@ -1,4 +1,4 @@
-"""Subtract a common reference, with a median that costs no more on the CPU than the other stages of a chain."""
+"""Mixtures of channels: by a matrix of weights, and differences from a common reference."""
 
 from __future__ import annotations
 
@@ -8,19 +8,211 @@ from typing import TYPE_CHECKING, NamedTuple
 import ezmsg.sigproc.affinetransform as sigproc
 import numpy as np
 import numpy.typing as npt
+from array_api_compat import get_namespace
 from ezmsg.baseproc import BaseStatefulTransformer, BaseTransformerUnit, processor_state, resolve_feature_dim
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
 from .stream.convert import is_mlx_array
 from .stream.device import uses_gpu
-from .stream.fusible import Array, FusedStage, OfEachSample, PassesThrough
-from .stream.unit import TransformerTakesSettings, UnitTakesSettings, check_fields, check_message
+from .stream.fusible import Array, Axes, FusedStage, OfEachSample, PassesThrough
+from .stream.unit import TakesMessages, TransformerTakesSettings, UnitTakesSettings, check_fields, check_message
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
+
 _MODES = ("mean", "median", "passthrough")
+
+
+class AffineTransformSettings(sigproc.AffineTransformSettings):
+    """The settings of :obj:`ezmsg.sigproc.affinetransform.AffineTransform`, checked when they are built.
+
+    Raises:
+        TypeError: ``axis`` or ``right_multiply`` has the wrong type.
+        ValueError: ``kernel`` is not ``"auto"``, ``"dense"`` or ``"blocks"``.
+    """
+
+    def __post_init__(self) -> None:
+        if self.kernel not in sigproc.KERNELS:
+            raise ValueError(f"'kernel' must be one of {', '.join(map(repr, sigproc.KERNELS))}, got {self.kernel!r}")
+        check_fields(self, flags=("right_multiply",), names=("axis",))
+
+
+@processor_state
+class AffineTransformState(sigproc.AffineTransformState):
+    """That of ezmsg-sigproc, with the signs of the weights."""
+
+    signs: npt.NDArray[np.float32] | None = None
+    """Of each weight, as (inputs, outputs); None where no weight is zero."""
+
+
+class AffineTransformTransformer(
+    TransformerTakesSettings,
+    TakesMessages,
+    sigproc.AffineTransformTransformer,
+    BaseStatefulTransformer[AffineTransformSettings, AxisArray, AxisArray, AffineTransformState],
+):
+    """A product with a matrix of weights, as :obj:`ezmsg.sigproc.affinetransform.AffineTransformTransformer` has it.
+
+    An input takes no part where its weight is zero: one that is NaN or infinite leaves that output alone. Elsewhere it
+    counts as in any sum. On a GPU, weights with zeros cost two more products a message; on the CPU only messages that
+    hold such values do.
+
+    Raises:
+        TypeError: What is given is not a message.
+    """
+
+    _state: AffineTransformState
+
+    async def __acall__(self, message: AxisArray) -> AxisArray:
+        # Without weights, ezmsg-sigproc lets messages through in its synchronous call only.
+        return self(message) if _passes(self.settings.weights) else await super().__acall__(message)
+
+    def set_weights(self, weights: npt.NDArray | mx.array, *, recalc_structure: bool = False) -> None:
+        """Replace the values of the weights; see ezmsg-sigproc's.
+
+        Args:
+            weights: (inputs, outputs), or with one row more for an offset.
+            recalc_structure: Whether blocks of weights may be others than before.
+        """
+        super().set_weights(weights, recalc_structure=recalc_structure)
+        state = self._state
+        signs = np.sign(np.asarray(weights)[: state.n_in]).astype(np.float32)
+        if state.signs is None or not np.array_equal(signs, state.signs):
+            state.signs = None if signs.all() else signs
+
+    def settling_time(self, tolerance: float, gain: float) -> float:
+        """See :class:`ezmsg.mlx.stream.fusible.Settles`: a product is that of one sample."""
+        return 0.0
+
+    def fuse(self, message: AxisArray) -> FusedStage | None:
+        """See :mod:`ezmsg.mlx.stream.fusible`."""
+        return fuse_affine(self, message)
+
+    def _hash_message(self, message: AxisArray) -> int:
+        # The weights are arrays in the library of a stream and of its type.
+        return self._message_hash(message, extra=(type(message.data), message.data.dtype))
+
+    def _process(self, message: AxisArray) -> AxisArray:
+        x, signs = message.data, self._state.signs
+        if signs is None or not may_hold_infinite(x):
+            return super()._process(message)
+        axis = message.get_axis_idx(self.settings.axis or resolve_feature_dim(message))
+        result = super()._process(replace(message, data=finite_part(x)))
+        return replace(result, data=with_what_is_infinite(result.data, x, axis, signs))
+
+
+def _passes(weights: object) -> bool:
+    return weights is None or (isinstance(weights, str) and weights == "passthrough")
+
+
+def may_hold_infinite(x: Array) -> bool:
+    """Whether *x* holds a sample that is NaN or infinite; True for all data on a GPU, which is not waited for."""
+    if not is_mlx_array(x):
+        return np.asarray(x).dtype.kind == "f" and not bool(np.isfinite(x).all())
+    import mlx.core as mx
+
+    return uses_gpu() or not bool(mx.isfinite(x).all())
+
+
+def finite_part(x: Array) -> Array:
+    """*x* with zeros in place of what is not finite."""
+    xp = get_namespace(x)
+    return xp.where(xp.isfinite(x), x, xp.zeros_like(x))
+
+
+def with_what_is_infinite(y: Array, x: Array, axis: int, signs: npt.NDArray[np.float32]) -> Array:
+    """*y*, the product of the finite part of *x* with weights of *signs*, with what the rest of *x* adds to it.
+
+    That is NaN, or infinity where all that is not finite has a product of the same sign.
+    """
+    xp = get_namespace(y)
+    taking_part, of_sign = (xp.asarray(each) for each in ((signs != 0).astype(np.float32), signs))
+    moved = xp.moveaxis(x, axis, -1)
+    # Whole numbers so small that every device adds them up without an error.
+    n_taken = (~xp.isfinite(moved)).astype(xp.float32) @ taking_part
+    side = xp.isposinf(moved).astype(xp.float32) - xp.isneginf(moved).astype(xp.float32)
+    balance = side @ of_sign
+    added = xp.where(n_taken == balance, np.inf, xp.where(n_taken == -balance, -np.inf, np.nan))
+    added = xp.where(n_taken == 0, 0.0, added)
+    return y + xp.moveaxis(added, -1, axis).astype(y.dtype)
+
+
+class FusedAffine(OfEachSample[sigproc.AffineTransformTransformer]):
+    """One matrix product with all weights; blocks are left to the transformer.
+
+    The weights are part of the arrays, so that ones that are set in the middle of a stream count from then on. Their
+    signs are not.
+    """
+
+    def __init__(self, transformer: sigproc.AffineTransformTransformer, message: AxisArray) -> None:
+        super().__init__(transformer, message)
+        self._name = transformer.settings.axis or resolve_feature_dim(message)
+        self._mixed = message.get_axis_idx(self._name)
+        self._n_in = message.data.shape[self._mixed]
+        self._loaded: object = None
+        self._signs = _signs_of(transformer)
+
+    @property
+    def mixes_samples(self) -> bool:
+        """Whether it goes along the stream dimension, where the length would change."""
+        return self._mixed == self.axis
+
+    def load(self) -> tuple[tuple[mx.array, ...], None] | None:
+        """See :class:`~ezmsg.mlx.stream.fusible.FusedStage`."""
+        state = self.transformer.state
+        weights: object = state.weights
+        self._loaded = weights
+        # Of MLX in a stream of MLX: what else there is has been set, and is for the transformer.
+        is_known = state.blocks is None and _signs_of(self.transformer) is self._signs
+        return ((weights,), None) if is_known and is_mlx_array(weights) else None
+
+    def has_changed(self) -> bool:
+        """See :class:`~ezmsg.mlx.stream.fusible.FusedStage`."""
+        state = self.transformer.state
+        return state.weights is not self._loaded or state.blocks is not None
+
+    def relabel(self, axes: Axes, n_samples: int, counts: None) -> Axes:
+        """See :class:`~ezmsg.mlx.stream.fusible.FusedStage`."""
+        new_axis = self.transformer.state.new_axis
+        return axes if new_axis is None else {**axes, self._name: new_axis}
+
+    def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
+        """See :class:`~ezmsg.mlx.stream.fusible.FusedStage`."""
+        if self._signs is None or (isinstance(x, np.ndarray) and np.isfinite(x).all()):
+            return self._product(x, arrays[0]), arrays
+        y = self._product(finite_part(x), arrays[0])
+        return with_what_is_infinite(y, x, self._mixed, self._signs), arrays
+
+    def _product(self, x: Array, weights: Array) -> Array:
+        last = x.ndim - 1
+        order = [*(axis for axis in range(x.ndim) if axis != self._mixed), self._mixed]
+        if self._mixed != last:
+            x = x.transpose(order)
+        y = x @ weights[:-1] + weights[-1:] if weights.shape[0] - 1 == self._n_in else x @ weights
+        return y.transpose([order.index(axis) for axis in range(x.ndim)]) if self._mixed != last else y
+
+
+def _signs_of(transformer: sigproc.AffineTransformTransformer) -> npt.NDArray[np.float32] | None:
+    return transformer._state.signs if isinstance(transformer, AffineTransformTransformer) else None
+
+
+def fuse_affine(transformer: sigproc.AffineTransformTransformer, message: AxisArray) -> FusedStage | None:
+    """The product of this package or of ezmsg-sigproc, in which a zero times NaN is NaN as in the transformer."""
+    if _passes(transformer.settings.weights):
+        return PassesThrough(transformer, message)
+    stage = FusedAffine(transformer, message)
+    return None if stage.load() is None or stage.mixes_samples else stage
+
+
+class AffineTransform(
+    UnitTakesSettings,
+    BaseTransformerUnit[AffineTransformSettings, AxisArray, AxisArray, AffineTransformTransformer],
+):
+    """Multiplies the channels with a matrix of weights; see :obj:`AffineTransformTransformer`."""
+
+    SETTINGS = AffineTransformSettings  # type: ignore[assignment]
 
 
 class CommonRereferenceSettings(sigproc.CommonRereferenceSettings):

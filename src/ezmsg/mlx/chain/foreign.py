@@ -13,7 +13,6 @@ import ezmsg.sigproc.affinetransform as sigproc
 import numpy as np
 import numpy.typing as npt
 from array_api_compat import get_namespace
-from ezmsg.baseproc import resolve_feature_dim
 from ezmsg.sigproc.affinetransform import AffineTransformTransformer
 from ezmsg.sigproc.aggregate import AggregateTransformer, AggregationFunction, RangedAggregateTransformer
 from ezmsg.sigproc.binned_aggregate import BinnedAggregateState, BinnedAggregateTransformer
@@ -38,7 +37,7 @@ from ezmsg.sigproc.util.binning import BinSchedule
 from ezmsg.sigproc.window import WindowTransformer
 from ezmsg.util.messages.axisarray import AxisArray, LinearAxis
 
-from ..affinetransform import fuse_common_rereference
+from ..affinetransform import fuse_affine, fuse_common_rereference
 from ..binned import BinnedEventAggregator
 from ..pow import FusedPow
 from ..rate import Rate
@@ -120,69 +119,7 @@ fusion_of(LogTransformer)(FusedLog)
 
 
 fusion_of(sigproc.CommonRereferenceTransformer)(fuse_common_rereference)
-
-
-class FusedAffine(OfEachSample[AffineTransformTransformer]):
-    """One matrix product with all weights; blocks are left to the transformer.
-
-    The weights are part of the arrays, so that ones that are set in the middle of a stream count from then on.
-    """
-
-    def __init__(self, transformer: AffineTransformTransformer, message: AxisArray) -> None:
-        super().__init__(transformer, message)
-        self._name = transformer.settings.axis or resolve_feature_dim(message)
-        self._mixed = message.get_axis_idx(self._name)
-        self._n_in = message.data.shape[self._mixed]
-        self._loaded: object = None
-
-    @property
-    def mixes_samples(self) -> bool:
-        """Whether it goes along the stream dimension, where the length would change."""
-        return self._mixed == self.axis
-
-    def load(self) -> tuple[tuple[mx.array, ...], None] | None:
-        """See :class:`FusedStage`."""
-        state = self.transformer.state
-        weights: object = state.weights
-        self._loaded = weights
-        # Of MLX in a stream of MLX: what else there is has been set, and is for the transformer.
-        return ((weights,), None) if state.blocks is None and is_mlx_array(weights) else None
-
-    def has_changed(self) -> bool:
-        """See :class:`FusedStage`."""
-        state = self.transformer.state
-        return state.weights is not self._loaded or state.blocks is not None
-
-    def relabel(self, axes: Axes, n_samples: int, counts: None) -> Axes:
-        """See :class:`FusedStage`."""
-        new_axis = self.transformer.state.new_axis
-        return axes if new_axis is None else {**axes, self._name: new_axis}
-
-    def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
-        """See :class:`FusedStage`."""
-        (weights,) = arrays
-        last = x.ndim - 1
-        order = [*(axis for axis in range(x.ndim) if axis != self._mixed), self._mixed]
-        if self._mixed != last:
-            x = x.transpose(order)
-        if weights.shape[0] - 1 == self._n_in:
-            y = x @ weights[:-1] + weights[-1:]
-        else:
-            y = x @ weights
-        if self._mixed != last:
-            y = y.transpose([order.index(axis) for axis in range(x.ndim)])
-        return y, arrays
-
-
-@fusion_of(AffineTransformTransformer)
-def fuse_affine(transformer: AffineTransformTransformer, message: AxisArray) -> FusedStage | None:
-    """A matrix product of the channels."""
-    weights = transformer.settings.weights
-    if weights is None or (isinstance(weights, str) and weights == "passthrough"):
-        return PassesThrough(transformer, message)
-    stage = FusedAffine(transformer, message)
-    return None if stage.load() is None or stage.mixes_samples else stage
-
+fusion_of(AffineTransformTransformer)(fuse_affine)
 
 _ADDED = {AggregationFunction.MEAN, AggregationFunction.SUM}
 
