@@ -7,6 +7,7 @@ import ezmsg.core as ez
 import numpy as np
 import pytest
 from ezmsg.baseproc import BaseAsyncTransformer, BaseTransformer, processor_state
+from ezmsg.sigproc.binned_aggregate import BinnedAggregateTransformer
 from ezmsg.sigproc.downsample import DownsampleTransformer
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
@@ -20,9 +21,11 @@ from ezmsg.mlx import (
     ChainTransformer,
     CommonRereferenceTransformer,
     DetrendTransformer,
+    EWMASettings,
     EWMATransformer,
     FilterTransformer,
     Parallel,
+    PowSettings,
     PowTransformer,
     RechunkTransformer,
 )
@@ -30,6 +33,7 @@ from ezmsg.mlx.chain.fusedrun import FusedRun
 from ezmsg.mlx.kernels import recursion
 from ezmsg.mlx.stream import device
 from ezmsg.mlx.stream.fusible import FusedStage, fused_stage, fusion_of
+from ezmsg.mlx.stream.unit import run_steps
 
 # Of ezmsg-baseproc: the setting "axis" is deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -403,3 +407,45 @@ def test_weights_that_are_set_in_a_running_chain_count_at_once():
                 some[1].set_weights(mx.array(3.0 * np.eye(chains.N_CHANNELS, dtype=np.float32)))
         (expected,) = chains.one_by_one(reference, message)
         chains.assert_same(chain(message), expected, exact=False)
+
+
+def test_settings_of_all_stages_that_change_at_once(way):
+    def make():
+        return between(PowTransformer(exponent=2.0), EWMATransformer(time_constant=0.02))
+
+    alone = make()
+    chain = ChainTransformer(make_chain=make)
+    for number in range(4):
+        if number == 2:
+            for to_mlx, power, average, to_numpy in (alone, chain.stages.values()):
+                power.update_settings(PowSettings(exponent=1.0))
+                average.update_settings(EWMASettings(time_constant=0.5))
+                for conversion in (to_mlx, to_numpy):
+                    conversion.update_settings(replace(conversion.settings))
+        result = chain(message(noise(20, 3, seed=number), start=20 * number))
+        (expected,) = run_steps(alone, message(noise(20, 3, seed=number), start=20 * number))
+        np.testing.assert_allclose(result.data, expected.data, rtol=1e-5)
+    assert runs_of(chain) == [(0, 4)]
+
+
+def test_the_state_of_a_chain_can_be_set(way):
+    def make():
+        return between(EWMATransformer(time_constant=0.02))
+
+    one, other = ChainTransformer(make_chain=make), ChainTransformer(make_chain=make)
+    for number in range(3):
+        one(message(noise(20, 3, seed=number), start=20 * number))
+        other(message(noise(20, 3, seed=number + 9), start=20 * number))
+    other.state = one.state
+    last = message(noise(20, 3, seed=3), start=60)
+    np.testing.assert_array_equal(one(last).data, other(last).data)
+
+
+@pytest.mark.parametrize("dims", [("time", "ch"), ("ch", "time")])
+def test_bins_that_are_not_of_one_length_are_reduced_each_by_itself(dims, way):
+    messages = [
+        message(noise(*((50, 4) if dims[0] == "time" else (4, 50)), seed=k), dims, start=50 * k) for k in range(4)
+    ]
+    # 12.5 samples.
+    chain = alike(lambda: between(PowTransformer(), BinnedAggregateTransformer(bin_duration=0.0125)), messages)
+    assert runs_of(chain) == [(0, 4 if dims[0] == "time" else 2)]

@@ -10,6 +10,8 @@ from helpers.changed_settings_cases import CHANGES, IMPOSSIBLE, Change, Running,
 from helpers.recurrences import BAND_PASS, FS, noise
 
 import ezmsg.mlx as package
+from ezmsg.mlx import FilterSettings
+from ezmsg.mlx.stream.unit import differing_fields
 
 HOW = ["bare", "unit"]
 KINDS = ["mlx", "numpy"]
@@ -225,3 +227,12 @@ def test_another_axis_is_another_stream(kind):
     transformer(message)
     transformer.update_settings(axis="ch")
     np.testing.assert_array_equal(np.array(transformer(message).data), np.array(fresh(message).data))
+
+
+def test_coefficients_of_the_same_values_are_the_same_settings():
+    taps = np.ones(3), np.array([1.0, 0.5, 0.25])
+    before = FilterSettings(coefs=taps)
+    same = FilterSettings(coefs=tuple(map(np.copy, taps)))
+    assert not differing_fields(before, same)
+    for other in ((taps[0], taps[1][:2]), (taps[0], 2 * taps[1])):
+        assert differing_fields(before, FilterSettings(coefs=other)) == {"coefs"}

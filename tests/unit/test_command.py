@@ -610,6 +610,9 @@ def test_a_file_without_a_header_is_read_as_the_options_say(tmp_path, capsys):
     assert command.main(arguments[: -len(CHAIN) - 2] + CHAIN) == 1
     assert "n_channels" in json.loads(capsys.readouterr().out.splitlines()[-2])["error"]
     assert "must be NAME=VALUE" in refused([*arguments, "--source", "rate"], capsys)
+    assert "must be an integer of at least 0 or 'all', got 'one'" in refused([*arguments, "--segment", "one"], capsys)
+    arguments[3] = str(tmp_path / "again")
+    assert command.main([*arguments, "--segment", "0"]) == 0
 
 
 def test_folders_below_keep_their_names(recordings, tmp_path, capsys):
@@ -634,7 +637,9 @@ def test_a_terminal_shows_a_bar_and_a_line_for_each_recording(monkeypatch):
     view = views.Terminal()
     view.take(events.Started(2, "band-pass low=1", "out"))
     view.take(events.Progress("/x/a.nwb", 1.0, 4.0))
+    assert len(view._bar.tasks) == 2
     view.take(events.Finished("/x/a.nwb", "out/a.zarr", 4.0, 4.0, 2.0))
+    assert len(view._bar.tasks) == 1
     view.take(events.Failed("/x/b.nwb", "ValueError: no"))
     view.take(events.Ended(1, 0, 1, 0, 4.0, 2.0, 1))
     view.close()

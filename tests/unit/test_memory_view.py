@@ -9,7 +9,7 @@ pytest.importorskip("rich")
 from rich.console import Console
 
 from ezmsg.mlx.memory.snapshot import MemorySnapshot
-from ezmsg.mlx.memory.view import lengths_table, memory_table
+from ezmsg.mlx.memory.view import PANELS, lengths_table, memory_table, save_plot
 
 LONG = "EXPERIMENT/RECORDING/PREPROCESSING/TO_MLX_CONVERTER_FOR_THE_ARRAY_IN_MOTOR_CORTEX"
 MEMORY = MemorySnapshot(12.3, 511.2, 88.0, 512.0, 24.0, 1234.0, 1000.0, math.nan)
@@ -60,3 +60,11 @@ def test_plans_are_told_where_there_are_any():
     plans = {"FFT plans": {"at_most": 45, "capacity": 128}}
     lines = lines_of(lengths_table({"nodes": [node("CHAIN/TO_MLX")], "plans": plans}), 80)
     assert lines[-1] == "FFT plans: 45 of 128 by each stage with one, at most"
+
+
+def test_the_picture_has_a_curve_for_each_figure_that_is_known(tmp_path, monkeypatch):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    monkeypatch.setattr(pyplot, "close", lambda *figures: None)
+    save_plot([(0.0, MEMORY), (1.0, MEMORY)], str(tmp_path / "memory.png"), stalls=[0.5])
+    curves = {line.get_label() for axes in pyplot.gcf().axes for line in axes.lines if len(line.get_xdata()) == 2}
+    assert {label for panel in PANELS for label, *_ in panel.values()} <= curves

@@ -404,3 +404,8 @@ def test_without_neo_the_error_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "neo.rawio", None)
     with pytest.raises(ImportError, match=r'This needs neo: pip install "ezmsg-mlx\[offline\]"'):
         open_recording(path)
+
+
+def test_a_recording_of_intan_may_be_named_by_its_header(tmp_path):
+    folder = recording_files.write_intan(tmp_path / "recording")
+    np.testing.assert_array_equal(next(open_recording(folder / "info.rhd").read(0)).data, DATA)

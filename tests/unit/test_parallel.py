@@ -23,6 +23,7 @@ from ezmsg.mlx import (
     ChainTransformer,
     EWMATransformer,
     Parallel,
+    ParallelSettings,
     PowSettings,
     PowTransformer,
     ThresholdCrossingTransformer,
@@ -247,3 +248,10 @@ def test_branches_say_how_long_they_remember():
         EWMATransformer(time_constant=1.0), 1e-6, 0.001
     )
     assert settling_time(Parallel({"a": lambda message: message}), 1e-6, 0.001) is None
+
+
+def test_other_branches_are_taken_by_update_settings():
+    parallel, given = Parallel(branches()), messages(mx.array)
+    parallel(given[0])
+    parallel.update_settings(ParallelSettings(lambda: {"one": [PowTransformer(exponent=2.0)]}))
+    np.testing.assert_allclose(np.array(parallel(given[1]).data), np.array(given[1].data) ** 2, rtol=1e-6)

@@ -1,5 +1,6 @@
 """The cache is given back in silence and under pressure, and comes back with the next message."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -229,3 +230,11 @@ def test_in_a_forked_child_where_mlx_would_hang_nothing_is_touched():
     mx.eval(mx.ones(1000) + 1)
     if mx.default_device().type == mx.cpu:
         assert in_forked_child(lambda: release_cache() == 0)
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="the gauges of Linux")
+@pytest.mark.parametrize("has_group", [True, False])
+def test_the_gauge_is_that_of_what_the_system_has(has_group, tmp_path, monkeypatch):
+    monkeypatch.setattr(pressure.Path, "exists", lambda path: False)
+    monkeypatch.setattr(pressure, "_events_of_group", lambda *paths: tmp_path if has_group else None)
+    assert type(pressure.pressure_gauge()) is (LinuxPressure if has_group else pressure.NoPressure)

@@ -224,3 +224,10 @@ def test_settings_of_another_kind_are_refused(names):
         transformer().update_settings(Unrelated())
     with pytest.raises(TypeError, match=allowed):
         unit().apply_settings(Unrelated())
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_help_shows_the_settings_of_a_transformer(name):
+    kind = getattr(package, name)
+    shown = set(inspect.signature(kind).parameters)
+    assert shown == {field.name for field in dataclasses.fields(kind.get_settings_type())}
