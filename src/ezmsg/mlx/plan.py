@@ -40,7 +40,7 @@ def steps_left_as_found(chain: Stages | Callable[[], Stages], factory: bool | No
     built = cast("Stages", cast("Callable[[], Stages]", chain)() if is_factory else chain)
     steps = steps_of(built)
     keepers = [] if is_factory else list(_keepers_of_state(steps, set()))
-    found = [captured(keeper) for keeper in keepers]
+    found = captured(*keepers)
     try:
         # Settings are frozen, and what is captured leaves them as they are.
         copies = copy.deepcopy([{**vars(keeper), "settings": None} for keeper in keepers])
@@ -56,8 +56,7 @@ def steps_left_as_found(chain: Stages | Callable[[], Stages], factory: bool | No
     try:
         yield steps
     finally:
-        for each in found:
-            put_back(each)
+        put_back(found)
 
 
 def _takes_no_argument(chain: object) -> bool:

@@ -295,11 +295,11 @@ Stages: TypeAlias = Stage | Sequence[Stage]
 
 
 Captured: TypeAlias = list[tuple[dict[str, object], dict[str, object]] | Callable[[], None]]
-"""Attributes of a stage and of what its state consists of, each with a copy; or what puts such back."""
+"""Attributes of stages and of what their state consists of, each with a copy; or what puts such back."""
 
 
-def captured(stage: object) -> Captured:
-    """Values with which :func:`put_back` makes the state of *stage* what it is now.
+def captured(*stages: object) -> Captured:
+    """Values with which :func:`put_back` makes the state of *stages* what it is now.
 
     That is the state which ezmsg-baseproc's transformers have, and what this does not reach: their other attributes,
     which go with the state (the hash of the message that it is for), those of objects in the state, and the same of the
@@ -307,12 +307,25 @@ def captured(stage: object) -> Captured:
     to in place stay written to. It costs as many microseconds as there are objects, however much they hold.
     """
     found: Captured = []
-    _capture(stage, found)
+    for stage in stages:
+        if (attributes := getattr(stage, "__dict__", None)) is None:
+            continue
+        found.append((attributes, attributes.copy()))
+        for held in attributes.values():
+            if type(held) not in _plain_in_stages:
+                _capture_held(held, found, _plain_in_stages)
+        if (state := getattr(attributes.get("_state"), "__dict__", None)) is not None:
+            found.append((state, state.copy()))
+            for held in state.values():
+                if type(held) not in _plain_in_states:
+                    _capture_held(held, found, _plain_in_states)
+        if "_procs" in attributes and "_runner" not in attributes:
+            found += captured(*attributes["_procs"].values())
     return found
 
 
 def captured_attributes(found: Captured) -> dict[str, object]:
-    """The attributes that the stage had, of which *found* was captured; empty for one that can have none."""
+    """The attributes of the first stage of which *found* was captured; empty for one that can have none."""
     first = found[0] if found else ({}, {})
     return {} if callable(first) else first[1]
 
@@ -331,25 +344,6 @@ def put_back(found: Captured) -> None:
             attributes["settings"] = settings
 
 
-def _capture(stage: object, found: Captured) -> None:
-    attributes = getattr(stage, "__dict__", None)
-    if attributes is None:
-        return
-    found.append((attributes, attributes.copy()))
-    for held in attributes.values():
-        if type(held) not in _plain_in_stages:
-            _capture_held(held, found, _plain_in_stages)
-    state = getattr(attributes.get("_state"), "__dict__", None)
-    if state is not None:
-        found.append((state, state.copy()))
-        for held in state.values():
-            if type(held) not in _plain_in_states:
-                _capture_held(held, found, _plain_in_states)
-    if "_procs" in attributes and "_runner" not in attributes:
-        for part in attributes["_procs"].values():
-            _capture(part, found)
-
-
 _plain_in_stages: set[type] = set()
 _plain_in_states: set[type] = set()
 """Types of which nothing but the reference is captured, as far as they have been seen: asking a class costs more."""
@@ -360,7 +354,7 @@ _VALUES = (ez.Settings, AxisArray, AxisBase, type, types.FunctionType, types.Met
 def _capture_held(held: object, found: Captured, plain: set[type]) -> None:
     if isinstance(held, BaseProcessor):
         if not any(not callable(each) and each[0] is held.__dict__ for each in found):
-            _capture(held, found)
+            found += captured(held)
     elif callable(capture := getattr(held, "capture", None)):
         found.append(capture())
     elif plain is _plain_in_stages or isinstance(held, _VALUES) or not hasattr(held, "__dict__"):
