@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import json
 import math
 import multiprocessing
@@ -24,29 +23,28 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
-from typing import Literal, cast, get_args
+from typing import Literal, NamedTuple, get_args
 
 import ezmsg.core as ez
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
-from ezmsg.baseproc import BaseTransformerUnit
 from ezmsg.sigproc.affinetransform import CommonRereferenceTransformer
 from ezmsg.sigproc.binned_aggregate import BinnedAggregateTransformer
 from ezmsg.sigproc.math.log import LogTransformer
 from ezmsg.util.messages.axisarray import AxisArray
 
-from .asarray import AsArray, AsArraySettings, AsArrayTransformer
-from .chain import ChainTransformer, run_chain
-from .detrend import DetrendTransformer, DetrendUnit
-from .ewma import EWMASettings, EWMATransformer, EWMAUnit
+from .asarray import AsArrayTransformer
+from .chain import Chain, ChainSettings, ChainTransformer, run_chain
+from .detrend import DetrendTransformer
+from .ewma import EWMATransformer
 from .kernels import Recurrence, default_path, kernel
 from .kernels.proof import TOLERANCE, difference_of, proofs_of
 from .memory import memory_snapshot
-from .pow import Pow, PowSettings, PowTransformer
+from .pow import PowTransformer
 from .simulate import SimulatedAcquisition, SimulatedAcquisitionSettings, simulated_acquisition
 from .stream.device import gpu_backend, uses_gpu
-from .stream.unit import Stage
+from .stream.unit import Stage, Stages, run_steps, steps_of
 
 N_FIRST = 8
 """Messages that are not timed: they load and compile."""
@@ -59,8 +57,7 @@ FUSED_TOLERANCE = 1e-4
 RATE = 30000.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Times:
+class Times(NamedTuple):
     """Medians in microseconds a message, from int16 on the host to features on the host."""
 
     fused: float
@@ -70,58 +67,45 @@ class Times:
     """The largest between the features of both; NaN if one is."""
 
 
-def _stages(n_samples: int) -> list[Stage]:
-    """The example chain, with a feature for each message."""
+def chain_of_five() -> list[Stage]:
+    """From int16 to a smoothed power at every sample."""
     return [
-        AsArrayTransformer(backend="mlx", dtype="float32"),
-        CommonRereferenceTransformer(),
+        AsArrayTransformer(backend="mlx", dtype="float32", mlx_cache_limit_mb=512),
         DetrendTransformer(time_constant=1.0),
-        PowTransformer(),
+        PowTransformer(exponent=2.0),
         EWMATransformer(time_constant=0.1),
-        BinnedAggregateTransformer(bin_duration=n_samples / RATE),
-        LogTransformer(clip_zero=True),
         AsArrayTransformer(backend="numpy"),
     ]
 
 
+def chain_of_eight(n_samples: int) -> list[Stage]:
+    """The same with a common reference, and one feature for *n_samples*."""
+    to_mlx, detrend, square, power, to_numpy = chain_of_five()
+    features: list[Stage] = [BinnedAggregateTransformer(bin_duration=n_samples / RATE), LogTransformer(clip_zero=True)]
+    return [to_mlx, CommonRereferenceTransformer(), detrend, square, power, *features, to_numpy]
+
+
 def time_chains(n_samples: int, n_channels: int) -> Times:
-    """Run the example chain fused and stage by stage, in turns, over messages of *n_samples* of *n_channels*."""
-    stages = _stages(n_samples)
-    chain = ChainTransformer(make_chain=functools.partial(_stages, n_samples), lengths=(n_samples,))
-
-    def one_by_one(message: AxisArray) -> AxisArray:
-        for stage in stages:
-            message = cast(AxisArray, stage(message))
-        return message
-
-    runs = cast(tuple[Callable[[AxisArray], AxisArray], ...], (chain, one_by_one))
-    times: tuple[list[float], list[float]] = ([], [])
-    n_messages, largest = N_FIRST + N_TIMED, 0.0
-    source = simulated_acquisition(
-        SimulatedAcquisitionSettings(
-            n_channels=n_channels,
-            samples_per_message=n_samples,
-            duration=n_messages * n_samples / RATE,
-            stall_every=0,
-        )
+    """Run the chain of eight fused and stage by stage, in turns, over messages of *n_samples* of *n_channels*."""
+    duration = (N_FIRST + N_TIMED) * n_samples / RATE
+    stream = SimulatedAcquisitionSettings(
+        n_channels=n_channels, samples_per_message=n_samples, duration=duration, stall_every=0
     )
-    for number, message in enumerate(source):
+    fused = ChainTransformer(make_chain=functools.partial(chain_of_eight, n_samples), lengths=(n_samples,))
+    chains: tuple[Stages, Stages] = (fused, chain_of_eight(n_samples))
+    times: tuple[list[float], list[float]] = ([], [])
+    largest = 0.0
+    for message in simulated_acquisition(stream):
         features = []
-        for run, taken in zip(runs, times, strict=True):
+        for chain, taken in zip(chains, times, strict=True):
             begin = time.perf_counter()
-            features.append(run(message).data)
-            if number >= N_FIRST:
-                taken.append(1e6 * (time.perf_counter() - begin))
+            features += [result.data for result in run_steps(steps_of(chain), message)]
+            taken.append(1e6 * (time.perf_counter() - begin))
         # In this order, so that a NaN stays.
         largest = float(np.maximum(np.abs(features[0] - features[1]).max(initial=0.0), largest))
-    return Times(statistics.median(times[0]), statistics.median(times[1]), largest)
+    of_fused, one_by_one = (statistics.median(taken[N_FIRST:]) for taken in times)
+    return Times(of_fused, one_by_one, largest)
 
-
-TO_MLX = AsArraySettings(backend="mlx", dtype="float32", mlx_cache_limit_mb=512)
-BASELINE = EWMASettings(time_constant=1.0)
-SQUARE = PowSettings(exponent=2.0)
-POWER = EWMASettings(time_constant=0.1)
-TO_NUMPY = AsArraySettings(backend="numpy")
 
 LIMIT = 60.0
 """Seconds after which the graph is ended with all its processes. Starting them takes some seconds."""
@@ -165,37 +149,11 @@ def _stream(seconds: float) -> SimulatedAcquisitionSettings:
 
 
 def run_bare(seconds: float) -> Outcome:
-    """Run the chain in this process over *seconds* of a simulated stream."""
-    chain: list[Callable[[AxisArray], AxisArray]] = [
-        AsArrayTransformer(TO_MLX),
-        DetrendTransformer(BASELINE),
-        PowTransformer(SQUARE),
-        EWMATransformer(POWER),
-        AsArrayTransformer(TO_NUMPY),
-    ]
+    """Run the chain of five in this process over *seconds* of a simulated stream."""
     outcome = Outcome()
-    for result in run_chain(chain, list(simulated_acquisition(_stream(seconds)))):
+    for result in run_chain(chain_of_five(), list(simulated_acquisition(_stream(seconds)))):
         outcome.add(result.data)
     return outcome
-
-
-class _Chain(ez.Collection):
-    INPUT_SIGNAL = ez.InputTopic(AxisArray)
-    OUTPUT_SIGNAL = ez.OutputTopic(AxisArray)
-
-    TO_MLX = AsArray(TO_MLX)
-    DETREND = DetrendUnit(BASELINE)
-    SQUARE = Pow(SQUARE)
-    POWER = EWMAUnit(POWER)
-    TO_NUMPY = AsArray(TO_NUMPY)
-
-    def network(self) -> ez.NetworkDefinition:
-        stages: tuple[BaseTransformerUnit, ...] = (self.TO_MLX, self.DETREND, self.SQUARE, self.POWER, self.TO_NUMPY)
-        return (
-            (self.INPUT_SIGNAL, stages[0].INPUT_SIGNAL),
-            *((a.OUTPUT_SIGNAL, b.INPUT_SIGNAL) for a, b in itertools.pairwise(stages)),
-            (stages[-1].OUTPUT_SIGNAL, self.OUTPUT_SIGNAL),
-        )
 
 
 class _SinkSettings(ez.Settings):
@@ -219,7 +177,8 @@ def graph_main(seconds: float) -> None:
     # A forked child of a process that has used MLX hangs.
     multiprocessing.set_start_method("spawn", force=True)
     stream, outcome = _stream(seconds), Outcome()
-    source, chain, sink = SimulatedAcquisition(stream), _Chain(), _Sink(_SinkSettings(stream.n_samples or 0, outcome))
+    source, chain = SimulatedAcquisition(stream), Chain(ChainSettings(chain_of_five, fuse=False))
+    sink = _Sink(_SinkSettings(stream.n_samples or 0, outcome))
     ez.run(
         SOURCE=source,
         CHAIN=chain,
@@ -234,7 +193,7 @@ def graph_main(seconds: float) -> None:
 
 
 def run_graph(seconds: float) -> Outcome:
-    """Run the chain as a graph: source, chain and sink in processes of their own.
+    """Run the chain of five as a graph: source, chain and sink in processes of their own.
 
     Raises:
         GraphError: It did not end within :data:`LIMIT`, or with an error.
@@ -433,13 +392,13 @@ def _fused() -> Iterator[Row]:
     for n_samples, n_channels in CHAIN_SHAPES:
         what = f"fused chain of eight, {n_samples} x {n_channels}"
         try:
-            times = time_chains(n_samples, n_channels)
+            fused, stage_by_stage, difference = time_chains(n_samples, n_channels)
         except Exception as error:
             yield Row(what, f"{type(error).__name__}: {error}", "WRONG")
             continue
-        found = f"{times.fused:.0f} us, {times.fused / times.stage_by_stage:.2f} times stage by stage"
         # Wrong, too, where the difference is NaN.
-        yield Row(what, found, "right" if times.difference <= FUSED_TOLERANCE else "WRONG")
+        verdict: Verdict = "right" if difference <= FUSED_TOLERANCE else "WRONG"
+        yield Row(what, f"{fused:.0f} us, {fused / stage_by_stage:.2f} times stage by stage", verdict)
 
 
 def report(required: str | None = None) -> list[Row]:
