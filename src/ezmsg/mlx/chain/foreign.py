@@ -6,6 +6,7 @@ Those of this package say it themselves (:mod:`ezmsg.mlx.stream.fusible`). All i
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -51,6 +52,7 @@ from ..stream.fusible import (
     OfEachSample,
     PassesThrough,
     ResultGrid,
+    Settling,
     averaging_time,
     filter_time,
     fusion_of,
@@ -61,63 +63,65 @@ from ..stream.fusible import (
 if TYPE_CHECKING:
     import mlx.core as mx
 
-# ------------------------------------------------------------------------------------------ functions of each sample
+# --------------------------------------------------------------------------------------------------- without a state
 
 
-class FusedAbs(OfEachSample[AbsTransformer]):
-    """The absolute value."""
+class FunctionOfData(OfEachSample[object]):
+    """A transformer whose data are a function of its input alone, which may write to NumPy arrays."""
 
-    def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
-        """See :class:`FusedStage`."""
-        if isinstance(x, np.ndarray):
-            return np.abs(x, out=x), arrays
-        return get_namespace(x).abs(x), arrays
-
-
-class FusedClip(OfEachSample[ClipTransformer]):
-    """The value between two bounds."""
-
-    def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
-        """See :class:`FusedStage`."""
-        settings = self.transformer.settings
-        if isinstance(x, np.ndarray):
-            return np.clip(x, settings.min, settings.max, out=x), arrays
-        return get_namespace(x).clip(x, settings.min, settings.max), arrays
-
-
-class FusedLog(OfEachSample[LogTransformer]):
-    """The logarithm to any base."""
-
-    def __init__(self, transformer: LogTransformer, message: AxisArray) -> None:
+    def __init__(self, transformer: object, message: AxisArray, function: Callable[[Array], Array]) -> None:
         super().__init__(transformer, message)
-        import mlx.core as mx
-
-        from ..kernels.cpu.loops import logarithm
-
-        self._logarithm = logarithm
-        self._least = np.finfo(np.float32).smallest_normal if transformer.settings.clip_zero else np.float32(-np.inf)
-        # By MLX's own logarithm, as the transformer has it.
-        self._divisor = np.float32(np.array(mx.log(mx.array(transformer.settings.base))))
+        self._function = function
 
     def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
-        """See :class:`FusedStage`."""
+        return self._function(x), arrays
+
+
+@fusion_of(AbsTransformer)
+def fuse_abs(transformer: AbsTransformer, message: AxisArray) -> FusedStage:
+    """The absolute value."""
+    return FunctionOfData(
+        transformer,
+        message,
+        lambda x: np.abs(x, out=x) if isinstance(x, np.ndarray) else get_namespace(x).abs(x),
+    )
+
+
+@fusion_of(ClipTransformer)
+def fuse_clip(transformer: ClipTransformer, message: AxisArray) -> FusedStage:
+    """The value between two bounds."""
+    bounds = transformer.settings.min, transformer.settings.max
+    return FunctionOfData(
+        transformer,
+        message,
+        lambda x: np.clip(x, *bounds, out=x) if isinstance(x, np.ndarray) else get_namespace(x).clip(x, *bounds),
+    )
+
+
+@fusion_of(LogTransformer)
+def fuse_log(transformer: LogTransformer, message: AxisArray) -> FusedStage:
+    """The logarithm to any base."""
+    import mlx.core as mx
+
+    from ..kernels.cpu.loops import logarithm
+
+    base, clips = transformer.settings.base, transformer.settings.clip_zero
+    least = np.finfo(np.float32).smallest_normal if clips else np.float32(-np.inf)
+    # By MLX's own logarithm, as the transformer has it.
+    divisor = np.float32(np.array(mx.log(mx.array(base))))
+
+    def apply(x: Array) -> Array:
         if isinstance(x, np.ndarray):
-            self._logarithm(x.reshape(-1), self._least, self._divisor)
-            return x, arrays
+            logarithm(x.reshape(-1), least, divisor)
+            return x
         xp = get_namespace(x)
-        if self.transformer.settings.clip_zero:
-            x = xp.clip(x, float(self._least), None)
-        return xp.log(x) / xp.log(self.transformer.settings.base), arrays
+        quotient: Array = xp.log(xp.clip(x, float(least), None) if clips else x) / xp.log(base)
+        return quotient
+
+    return FunctionOfData(transformer, message, apply)
 
 
-fusion_of(AbsTransformer)(FusedAbs)
-fusion_of(ClipTransformer)(FusedClip)
 fusion_of(PowTransformer)(FusedPow)
-fusion_of(LogTransformer)(FusedLog)
-
-# ------------------------------------------------------------------------------------------- functions of all channels
-
-
 fusion_of(sigproc.CommonRereferenceTransformer)(fuse_common_rereference)
 fusion_of(AffineTransformTransformer)(fuse_affine)
 
@@ -134,11 +138,9 @@ class FusedAggregate(OfEachSample[AggregateTransformer]):
         self.reduced = message.get_axis_idx(transformer.settings.axis)
 
     def relabel(self, axes: Axes, n_samples: int, counts: None) -> Axes:
-        """See :class:`FusedStage`."""
         return {name: axis for name, axis in axes.items() if name != self.transformer.settings.axis}
 
     def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
-        """See :class:`FusedStage`."""
         return getattr(x, self.transformer.settings.operation.value)(axis=self.reduced), arrays
 
 
@@ -187,7 +189,6 @@ class FusedBins(FusedStage[BinnedAggregateTransformer]):
         self._bin_means = bin_means
 
     def load(self) -> tuple[tuple[mx.array, ...], BinCounts]:
-        """See :class:`FusedStage`."""
         import mlx.core as mx
 
         state = self.transformer.state
@@ -200,7 +201,6 @@ class FusedBins(FusedStage[BinnedAggregateTransformer]):
         return (room, n_open_on_device), (schedule_of(self.transformer).n_bins_done, n_open)
 
     def store(self, arrays: tuple[mx.array, ...], counts: BinCounts) -> None:
-        """See :class:`FusedStage`."""
         state, schedule = self.transformer.state, schedule_of(self.transformer)
         n_done, n_open = counts
         schedule.n_bins_done, schedule.carry_count = n_done, n_open
@@ -209,7 +209,6 @@ class FusedBins(FusedStage[BinnedAggregateTransformer]):
         state.carry = room[start : start + n_open] if n_open else None
 
     def advance(self, n_samples: int, counts: BinCounts) -> Advance:
-        """See :class:`FusedStage`."""
         # As :class:`BinSchedule` does, which takes NumPy and ten times as long for the few bins of a message.
         n_done, n_open = counts
         length, work = self._length, n_open + n_samples
@@ -222,7 +221,6 @@ class FusedBins(FusedStage[BinnedAggregateTransformer]):
         return Advance(variant, len(ends), (n_done + len(ends), n_left))
 
     def relabel(self, axes: Axes, n_samples: int, counts: BinCounts) -> Axes:
-        """See :class:`FusedStage`."""
         # A chain fuses messages with a regular axis only.
         axis, gain = axes[self.dim], self._bin_gain
         assert isinstance(axis, LinearAxis)
@@ -238,7 +236,6 @@ class FusedBins(FusedStage[BinnedAggregateTransformer]):
     def apply(
         self, x: Array, arrays: tuple[Array, ...], variant: tuple[tuple[int, ...], bool]
     ) -> tuple[Array, tuple[Array, ...]]:
-        """See :class:`FusedStage`."""
         ends, is_aligned = variant
         room, n_open = arrays
         if isinstance(x, np.ndarray):
@@ -341,7 +338,6 @@ class FusedDownsample(FusedStage[DownsampleTransformer]):
     """Every n-th sample. Count: that of ezmsg-sigproc. Array: the place of the first sample in the next message."""
 
     def load(self) -> tuple[tuple[mx.array, ...], int]:
-        """See :class:`FusedStage`."""
         import mlx.core as mx
 
         index = self.transformer.state.s_idx
@@ -350,11 +346,9 @@ class FusedDownsample(FusedStage[DownsampleTransformer]):
         return (first,), index
 
     def store(self, arrays: tuple[mx.array, ...], counts: int) -> None:
-        """See :class:`FusedStage`."""
         self.transformer.state.s_idx = counts
 
     def advance(self, n_samples: int, counts: int) -> Advance:
-        """See :class:`FusedStage`."""
         q = self.transformer.state.q
         n_kept = max(-(-(n_samples - -counts % q) // q), 0)
         if n_samples > 0:
@@ -362,7 +356,6 @@ class FusedDownsample(FusedStage[DownsampleTransformer]):
         return Advance((n_samples, n_kept), n_kept, counts)
 
     def relabel(self, axes: Axes, n_samples: int, counts: int) -> Axes:
-        """See :class:`FusedStage`."""
         q, axis = self.transformer.state.q, axes[self.dim]
         assert isinstance(axis, LinearAxis)
         first = -counts % q
@@ -370,7 +363,6 @@ class FusedDownsample(FusedStage[DownsampleTransformer]):
         return {**axes, self.dim: LinearAxis(axis.unit, axis.gain * q, offset)}
 
     def apply(self, x: Array, arrays: tuple[Array, ...], variant: tuple[int, int]) -> tuple[Array, tuple[Array, ...]]:
-        """See :class:`FusedStage`."""
         n_samples, n_kept = variant
         (first,), q = arrays, self.transformer.state.q
         if isinstance(x, np.ndarray):
@@ -394,37 +386,6 @@ def fuse_downsample(transformer: DownsampleTransformer, message: AxisArray) -> F
 # ----------------------------------------------------------------------------------------------- how long they remember
 
 
-def _nothing(stage: object, tolerance: float, gain: float) -> float:
-    return 0.0
-
-
-for _kind in (
-    AffineTransformTransformer,
-    sigproc.CommonRereferenceTransformer,
-    RangedAggregateTransformer,
-    SlicerTransformer,
-    SpectrumTransformer,
-    TransposeTransformer,
-):
-    # Their states hold what follows from the shape of a message.
-    settling_of(_kind, _nothing)
-
-settling_of(DiffTransformer, lambda stage, tolerance, gain: gain)
-
-
-def _average_time(stage: EWMATransformer | AdaptiveStandardScalerTransformer, tolerance: float, gain: float) -> float:
-    return averaging_time(stage.settings.time_constant, tolerance)
-
-
-for _average in (AdaptiveStandardScalerTransformer, DetrendTransformer, EWMATransformer):
-    settling_of(_average, _average_time)
-
-settling_of(
-    FilterTransformer,
-    lambda stage, tolerance, gain: filter_time(stage.settings.coefs, stage.settings.coef_type, tolerance, gain),
-)
-
-
 def _designed_time(stage: FilterByDesignTransformer, tolerance: float, gain: float) -> float:
     design = stage.get_design_function()
     if design is None or not getattr(stage.settings, "order", 1):
@@ -433,13 +394,35 @@ def _designed_time(stage: FilterByDesignTransformer, tolerance: float, gain: flo
     return filter_time(coefs, "ba" if isinstance(coefs, tuple) else "sos", tolerance, gain)
 
 
-for _design in (
-    ButterworthFilterTransformer,
-    ChebyshevFilterTransformer,
-    FIRFilterTransformer,
-    KaiserFilterTransformer,
-):
-    settling_of(_design, _designed_time)
+_TIMES: dict[Settling, tuple[type, ...]] = {
+    # Their states hold what follows from the shape of a message.
+    lambda stage, tolerance, gain: 0.0: (
+        AffineTransformTransformer,
+        sigproc.CommonRereferenceTransformer,
+        RangedAggregateTransformer,
+        SlicerTransformer,
+        SpectrumTransformer,
+        TransposeTransformer,
+    ),
+    lambda stage, tolerance, gain: gain: (DiffTransformer,),
+    lambda stage, tolerance, gain: averaging_time(stage.settings.time_constant, tolerance): (
+        AdaptiveStandardScalerTransformer,
+        DetrendTransformer,
+        EWMATransformer,
+    ),
+    lambda stage, tolerance, gain: filter_time(stage.settings.coefs, stage.settings.coef_type, tolerance, gain): (
+        FilterTransformer,
+    ),
+    _designed_time: (
+        ButterworthFilterTransformer,
+        ChebyshevFilterTransformer,
+        FIRFilterTransformer,
+        KaiserFilterTransformer,
+    ),
+}
+for _time, _kinds in _TIMES.items():
+    for _kind in _kinds:
+        settling_of(_kind, _time)
 
 
 class _BeginsAt(BinnedAggregateState):

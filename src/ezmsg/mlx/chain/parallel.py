@@ -290,11 +290,9 @@ class FusedParallel(FusedSequence[Parallel]):
         self._labels = result.axes.get(transformer.settings.axis)
 
     def parts(self) -> list[typing.Any]:
-        """See :class:`FusedStage`."""
         return [part for branch in self._stages for part in branch.parts()]
 
     def advance(self, n_samples: int, counts: Counts) -> Advance | None:
-        """See :class:`FusedStage`."""
         found = [branch.advance(n_samples, each) for branch, each in zip(self._stages, counts, strict=True)]
         steps = [step for step in found if step is not None]
         if len(steps) < len(found) or len({step.n_samples for step in steps}) > 1:
@@ -303,12 +301,10 @@ class FusedParallel(FusedSequence[Parallel]):
         return Advance((tuple(step.variant for step in steps), n_samples), n_samples, tuple(s.counts for s in steps))
 
     def relabel(self, axes: Axes, n_samples: int, counts: Counts) -> Axes:
-        """See :class:`FusedStage`."""
         axes = self._stages[0].relabel(axes, n_samples, counts[0])
         return axes if self._labels is None else {**axes, self.transformer.settings.axis: self._labels}
 
     def apply(self, x: Array, arrays: tuple[Array, ...], variant: Variant) -> tuple[Array, tuple[Array, ...]]:
-        """See :class:`FusedStage`."""
         variants, n_results = variant
         results: list[Array] = []
         after: list[Array] = []

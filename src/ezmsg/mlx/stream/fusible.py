@@ -170,11 +170,9 @@ class PassesThrough(FusedStage[object]):
     takes = frozenset({"float32", "bool"})
 
     def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
-        """See :class:`FusedStage`."""
         return x, arrays
 
     def allows_rate(self, gain: float) -> bool:
-        """See :class:`FusedStage`."""
         return True
 
 
@@ -182,7 +180,6 @@ class OfEachSample(FusedStage[TransformerT]):
     """A transformer whose result of a sample depends on that sample alone, so that it minds no rate."""
 
     def allows_rate(self, gain: float) -> bool:
-        """See :class:`FusedStage`."""
         return True
 
 
@@ -205,11 +202,9 @@ class FusedSequence(FusedStage[TransformerT]):
         self.takes = stages[0].takes
 
     def parts(self) -> Sequence[Any]:
-        """See :class:`FusedStage`."""
         return [part for stage in self._stages for part in (stage.transformer, *stage.parts())]
 
     def load(self) -> tuple[tuple[mx.array, ...], Counts] | None:
-        """See :class:`FusedStage`."""
         arrays: list[mx.array] = []
         sizes, counts = [], []
         for stage in self._stages:
@@ -222,16 +217,13 @@ class FusedSequence(FusedStage[TransformerT]):
         return tuple(arrays), tuple(counts)
 
     def has_changed(self) -> bool:
-        """See :class:`FusedStage`."""
         return any(stage.has_changed() for stage in self._watched)
 
     def store(self, arrays: tuple[mx.array, ...], counts: Counts) -> None:
-        """See :class:`FusedStage`."""
         for stage, held, count in zip(self._stages, self._grouped(arrays), counts, strict=True):
             stage.store(held, count)
 
     def advance(self, n_samples: int, counts: Counts) -> Advance | None:
-        """See :class:`FusedStage`."""
         steps: list[Advance] = []
         for stage, count in zip(self._stages, counts, strict=True):
             step = stage.advance(n_samples, count) if n_samples else Advance(None, 0, count)
@@ -243,7 +235,6 @@ class FusedSequence(FusedStage[TransformerT]):
         return Advance(variant, n_samples, tuple(step.counts for step in steps))
 
     def relabel(self, axes: Axes, n_samples: int, counts: Counts) -> Axes:
-        """See :class:`FusedStage`."""
         for stage, count in zip(self._stages, counts, strict=True):
             axes = stage.relabel(axes, n_samples, count)
             step = stage.advance(n_samples, count) if n_samples else None
@@ -251,7 +242,6 @@ class FusedSequence(FusedStage[TransformerT]):
         return axes
 
     def apply(self, x: Array, arrays: tuple[Array, ...], variant: Variant) -> tuple[Array, tuple[Array, ...]]:
-        """See :class:`FusedStage`."""
         after: list[Array] = []
         is_empty = False
         for stage, held, (how, n_samples) in zip(self._stages, self._grouped(arrays), variant, strict=True):
