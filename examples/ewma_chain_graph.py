@@ -38,7 +38,7 @@ from ezmsg.sigproc.math.log import Log
 from ezmsg.util.messages.axisarray import AxisArray
 
 from ezmsg.mlx import AsArray, DetrendUnit, EWMAUnit, MemorySnapshot, Pow
-from ezmsg.mlx.memory.view import save_plot
+from ezmsg.mlx.memory.__main__ import save_plot
 
 
 class Chain(MeteredChain):

@@ -31,7 +31,7 @@ from ezmsg.mlx import (
     memory_snapshot,
 )
 from ezmsg.mlx.command.progress import Interrupts, two_digits
-from ezmsg.mlx.memory.view import memory_table
+from ezmsg.mlx.memory.__main__ import memory_table
 
 from . import checked_options as checked
 

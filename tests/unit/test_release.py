@@ -13,7 +13,7 @@ from ezmsg.mlx.cache import lifted_cache_limit, release_cache
 from ezmsg.mlx.memory import monitor as release
 from ezmsg.mlx.memory import snapshot as pressure
 from ezmsg.mlx.memory.monitor import CacheRelease
-from ezmsg.mlx.memory.snapshot import LinuxPressure, MacPressure
+from ezmsg.mlx.memory.snapshot import LinuxPressure, mac_pressure
 
 mx = pytest.importorskip("mlx.core")
 MIB = 1 << 20
@@ -31,7 +31,7 @@ class Gauge:
 
     said = ""
 
-    def reason(self) -> str:
+    def __call__(self) -> str:
         return self.said
 
 
@@ -109,12 +109,12 @@ def test_linux_is_short_when_tasks_wait_for_memory(clock, tmp_path):
     gauge = LinuxPressure(stalls, None, clock)
     clock.now += 1.0
     write_stalls(stalls, 5_040_000)
-    assert gauge.reason() == ""
+    assert gauge() == ""
     clock.now += 1.0
     write_stalls(stalls, 5_240_000)
-    assert gauge.reason() == "tasks of this machine waited for memory 20% of the time"
+    assert gauge() == "tasks of this machine waited for memory 20% of the time"
     clock.now += 1.0
-    assert gauge.reason() == ""
+    assert gauge() == ""
 
 
 def test_linux_is_short_when_the_control_group_is_at_its_limit(clock, tmp_path):
@@ -126,11 +126,11 @@ def test_linux_is_short_when_the_control_group_is_at_its_limit(clock, tmp_path):
     gauge = LinuxPressure(tmp_path / "missing", events, clock)
     clock.now += 1.0
     events.write_text("low 99\nhigh 2\nmax 1\noom 0\noom_kill 0\n")
-    assert gauge.reason() == ""
+    assert gauge() == ""
     clock.now += 1.0
     events.write_text("low 99\nhigh 2\nmax 2\noom 0\noom_kill 0\n")
-    assert "control group" in gauge.reason()
-    assert gauge.reason() == ""
+    assert "control group" in gauge()
+    assert gauge() == ""
 
 
 def test_without_control_groups_there_are_no_events(tmp_path):
@@ -141,7 +141,7 @@ def test_without_control_groups_there_are_no_events(tmp_path):
 
 @pytest.mark.parametrize(("level", "short"), [(1, False), (2, True), (4, True)])
 def test_macos_is_short_from_its_warning_on(level, short):
-    assert bool(MacPressure(lambda: level).reason()) is short
+    assert bool(mac_pressure(lambda: level)) is short
 
 
 def test_macos_is_asked_through_sysctl(monkeypatch):
@@ -158,7 +158,7 @@ def test_macos_is_asked_through_sysctl(monkeypatch):
 
     monkeypatch.setattr("sys.platform", "darwin")
     monkeypatch.setattr(pressure.ctypes, "CDLL", LibSystem)
-    assert "level 4" in pressure.pressure_gauge().reason()
+    assert "level 4" in pressure.pressure_gauge()()
 
 
 def test_the_monitor_does_it_by_its_settings(monkeypatch):

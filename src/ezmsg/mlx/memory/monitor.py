@@ -30,7 +30,7 @@ class CacheRelease:
     Args:
         after_idle: Seconds without a message to a node that converts to MLX, after which the cache is given back; None:
             it is kept.
-        pressure: Tells shortage of memory; None: it does not matter.
+        pressure: Tells shortage of memory; None: it does not matter, or the system does not tell.
         clock: Seconds.
     """
 
@@ -53,7 +53,7 @@ class CacheRelease:
         if self._after_idle is not None and not self._is_idle and now - self._since >= self._after_idle:
             self._is_idle = True
             return self._release(f"no message came for {now - self._since:.0f} s")
-        if self._pressure is not None and (reason := self._pressure.reason()) and now - self._last >= SECONDS_BETWEEN:
+        if self._pressure is not None and (reason := self._pressure()) and now - self._last >= SECONDS_BETWEEN:
             return self._release(reason)
         return 0.0
 

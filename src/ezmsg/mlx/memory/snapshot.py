@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol
+from typing import TypeAlias
 
 import ezmsg.core as ez
 
@@ -24,11 +24,8 @@ STALLED_SHARE = 0.05
 """On Linux memory is short when tasks wait for it in this share of the time (``Documentation/accounting/psi.rst``)."""
 
 
-class PressureGauge(Protocol):
-    """Tells shortage of memory."""
-
-    def reason(self) -> str:
-        """Why memory is short since the call before, for the log; empty where it is not."""
+PressureGauge: TypeAlias = Callable[[], str]
+"""Says why memory is short since the call before, for the log; nothing where it is not."""
 
 
 class LinuxPressure:
@@ -51,53 +48,14 @@ class LinuxPressure:
         n_events = sum(int(number) for number in re.findall(r"^(?:high|max) (\d+)$", events, re.MULTILINE))
         return self._clock(), int(stalled[1]) / 1e6 if stalled else math.nan, n_events
 
-    def reason(self) -> str:
-        """Why memory is short since the call before; empty where it is not."""
+    def __call__(self) -> str:
+        """See :data:`PressureGauge`."""
         (before, stalled_before, n_before), self._last = self._last, self._now()
         now, stalled, n_events = self._last
         if n_events > n_before:
             return "the control group of this process is at its memory limit"
         share = (stalled - stalled_before) / (now - before) if now > before else 0.0
         return f"tasks of this machine waited for memory {share:.0%} of the time" if share >= STALLED_SHARE else ""
-
-
-class MacPressure:
-    """The level that macOS publishes, and of which it notifies its own applications.
-
-    Args:
-        level: Gives 1 (normal), 2 (warning) or 4 (critical).
-    """
-
-    def __init__(self, level: Callable[[], int]) -> None:
-        self._level = level
-
-    def reason(self) -> str:
-        """Why memory is short; empty where it is not."""
-        level = self._level()
-        return f"macOS reports memory pressure at level {level}" if level > 1 else ""
-
-
-class NoPressure:
-    """For systems that tell nothing."""
-
-    def reason(self) -> str:
-        """Always empty."""
-        return ""
-
-
-def pressure_gauge() -> PressureGauge:
-    """The gauge of this system."""
-    if sys.platform == "darwin":
-        return MacPressure(_mac_level)
-    stalls, events = Path("/proc/pressure/memory"), _events_of_group(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
-    return LinuxPressure(stalls, events) if stalls.exists() or events is not None else NoPressure()
-
-
-def _events_of_group(membership: Path, root: Path) -> Path | None:
-    """``memory.events`` of the control group (version 2) that the process belongs to; None without one."""
-    group = re.search(r"^0::/(.*)$", _text(membership), re.MULTILINE)
-    events = root / group[1] / "memory.events" if group else None
-    return events if events is not None and events.exists() else None
 
 
 def _mac_level() -> int:
@@ -107,6 +65,27 @@ def _mac_level() -> int:
     if libc.sysctlbyname(name, ctypes.byref(level), ctypes.byref(size), None, ctypes.c_size_t(0)):
         return 1
     return level.value
+
+
+def mac_pressure(level: Callable[[], int] = _mac_level) -> str:
+    """See :data:`PressureGauge`; *level* gives 1 (normal), 2 (warning) or 4 (critical), as macOS publishes it."""
+    found = level()
+    return f"macOS reports memory pressure at level {found}" if found > 1 else ""
+
+
+def pressure_gauge() -> PressureGauge | None:
+    """The gauge of this system; None where it has none."""
+    if sys.platform == "darwin":
+        return mac_pressure
+    stalls, events = Path("/proc/pressure/memory"), _events_of_group(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
+    return LinuxPressure(stalls, events) if stalls.exists() or events is not None else None
+
+
+def _events_of_group(membership: Path, root: Path) -> Path | None:
+    """``memory.events`` of the control group (version 2) that the process belongs to; None without one."""
+    group = re.search(r"^0::/(.*)$", _text(membership), re.MULTILINE)
+    events = root / group[1] / "memory.events" if group else None
+    return events if events is not None and events.exists() else None
 
 
 def _text(path: Path) -> str:
@@ -201,6 +180,13 @@ class MemorySnapshot:
 MEMORY_METRICS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(MemorySnapshot))
 """Names of the metrics, in the order of the ``metric`` axis of :obj:`MemoryMonitor`."""
 
+_SOURCES = {
+    "resident_set": "this system has neither /proc nor proc_pid_rusage",
+    "footprint": "this system has neither RssAnon in /proc nor proc_pid_rusage",
+    "device_memory": "MLX runs on no CUDA device here",
+}
+"""Reasons for which a metric may be missing."""
+
 _told: set[str] = set()
 
 
@@ -225,14 +211,9 @@ def memory_snapshot() -> MemorySnapshot:
         footprint=footprint / MIB,
         device_memory=math.nan if mx is None else device_memory(mx) / MIB,
     )
-    _tell_missing("resident_set", snapshot.resident_set, "this system has neither /proc nor proc_pid_rusage")
-    _tell_missing("footprint", snapshot.footprint, "this system has neither RssAnon in /proc nor proc_pid_rusage")
-    if mx is not None:
-        _tell_missing("device_memory", snapshot.device_memory, "MLX runs on no CUDA device here")
+    for name, source in _SOURCES.items():
+        is_missing = math.isnan(getattr(snapshot, name)) and (mx is not None or name != "device_memory")
+        if is_missing and name not in _told:
+            _told.add(name)
+            ez.logger.info(f"The memory metric {name} is NaN: {source}.")
     return snapshot
-
-
-def _tell_missing(name: str, value: float, reason: str) -> None:
-    if math.isnan(value) and name not in _told:
-        _told.add(name)
-        ez.logger.info(f"The memory metric {name} is NaN: {reason}.")
