@@ -12,7 +12,8 @@
 
 Data comes as recorded, usually int16 counts (time, ch), and leaves as NumPy float32 in the same unit, or in its square
 or logarithm where a chain says so. Filters are causal: results at a time depend on nothing after it. They begin as if
-the first sample had been there for ever.
+the first sample had been there for ever. A parameter that is out of its range raises ValueError when a chain is built,
+and one that is not of its type TypeError.
 """
 
 import itertools
@@ -47,10 +48,6 @@ def band_pass(
 
     Returns:
         A chain from (time, ch) to (time, ch) at the same rate.
-
-    Raises:
-        ValueError: A parameter is out of its range.
-        TypeError: A parameter is not of its type.
     """
     if dtype not in (allowed := ("float32", "int16")):
         raise ValueError(f"'dtype' must be one of {', '.join(map(repr, allowed))}, got {dtype!r}")
@@ -80,10 +77,6 @@ def spike_band_power(
 
     Returns:
         A chain from (time, ch) to float32 (bin, ch), in the square of the unit of the data.
-
-    Raises:
-        ValueError: A parameter is out of its range.
-        TypeError: A parameter is not of its type.
     """
     return _one(_subtract(reference), _band(low, high, order), _square(), _bins(bin_seconds, log))
 
@@ -106,13 +99,13 @@ def ewma_features(
 
     Returns:
         A chain from (time, ch) to float32 (bin, ch), in the square of the unit of the data.
-
-    Raises:
-        ValueError: A parameter is out of its range.
-        TypeError: A parameter is not of its type.
     """
-    detrend, smooth = _detrend("detrend_seconds", detrend_seconds), _smooth("smooth_seconds", smooth_seconds)
-    return _one(_subtract(reference), detrend, _square(), smooth, _bins(bin_seconds, log))
+    from .detrend import DetrendTransformer
+    from .ewma import EWMATransformer
+
+    detrend = DetrendTransformer(time_constant=check_number("detrend_seconds", detrend_seconds))
+    smooth = EWMATransformer(time_constant=check_number("smooth_seconds", smooth_seconds))
+    return _one(_subtract(reference), [detrend], _square(), [smooth], _bins(bin_seconds, log))
 
 
 READY: Mapping[str, Callable[..., "ChainTransformer"]] = {
@@ -152,18 +145,6 @@ def _band(low: float, high: float, order: int) -> "list[Stage]":
     if low >= high:
         raise ValueError(f"'low' must be a frequency below high, which is {high!r}, got {low!r}")
     return [ButterworthFilterTransformer(cuton=low, cutoff=high, order=check_count("order", order), coef_type="sos")]
-
-
-def _detrend(name: str, seconds: float) -> "list[Stage]":
-    from .detrend import DetrendTransformer
-
-    return [DetrendTransformer(time_constant=check_number(name, seconds))]
-
-
-def _smooth(name: str, seconds: float) -> "list[Stage]":
-    from .ewma import EWMATransformer
-
-    return [EWMATransformer(time_constant=check_number(name, seconds))]
 
 
 def _square() -> "list[Stage]":

@@ -48,8 +48,10 @@ class CacheRelease:
     def poll(self) -> float:
         """Give the cache back if it is time to; how many MiB it was."""
         now, n_seen = self._clock(), n_messages()
-        if n_seen != self._n_messages:
-            self._n_messages, self._since, self._is_idle = n_seen, now, False
+        # There are fewer where a node is gone.
+        if n_seen > self._n_messages:
+            self._since, self._is_idle = now, False
+        self._n_messages = n_seen
         if self._after_idle is not None and not self._is_idle and now - self._since >= self._after_idle:
             self._is_idle = True
             return self._release(f"no message came for {now - self._since:.0f} s")

@@ -6,7 +6,7 @@ import math
 import typing
 from collections.abc import Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, TypeGuard, TypeVar, cast, overload
+from typing import TYPE_CHECKING, TypeGuard, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,8 @@ from ezmsg.util.messages.util import replace
 
 if TYPE_CHECKING:
     import mlx.core as mx
+
+    Array: typing.TypeAlias = npt.NDArray | mx.array
 
 T = TypeVar("T")
 
@@ -98,7 +100,8 @@ def value_at(axis: LinearAxis, index: int | npt.NDArray[np.integer]) -> float | 
     samples at 30 kHz, and NumPy takes a Python float for one of these, too.
     """
     # By a Python float; that the result is float64 then is more than NumPy's annotations say.
-    return cast("float | npt.NDArray[np.float64]", float(axis.offset) + index * float(axis.gain))
+    value: typing.Any = float(axis.offset) + index * float(axis.gain)
+    return value
 
 
 def is_same_rate(gain: float, known: float) -> bool:
@@ -139,12 +142,6 @@ def first_samples(
     first[chosen] = np.where(found[chosen], values, 0.0)
     return np.expand_dims(first, axis), np.expand_dims(found, axis)
 
-
-if typing.TYPE_CHECKING:
-    import mlx.core as mx
-    import numpy.typing as npt
-
-    Array: typing.TypeAlias = npt.NDArray | mx.array
 
 GAP_TOLERANCE = 0.5
 """Distance between the expected and the given offset of a message, in samples, that is still no gap."""
@@ -289,7 +286,8 @@ def _is_linear(axis: AxisBase) -> TypeGuard[LinearAxis]:
 
 def _coordinates(message: AxisArray, name: str) -> CoordinateAxis:
     """The axis *name* of a message, which :class:`Layout` knows to be streamed and not linear."""
-    return typing.cast("CoordinateAxis", message.axes[name])
+    axis: typing.Any = message.axes[name]
+    return axis
 
 
 def _position(axis: CoordinateAxis, dim: str) -> int:

@@ -1,8 +1,8 @@
-"""Parts that all units share: checks, settings, publishing, and running several in a row.
+"""Parts that all units share: checks, settings, publishing, the state of stages, and running several in a row.
 
-Those have the same fields, so whoever changes from ezmsg-sigproc to this package may go on building them, or classes
-derived from them. They are built anew as settings of this package, which checks them. Without that, ezmsg would take a
-settings object of another class for the value of the first field.
+Whoever changes from ezmsg-sigproc to this package may go on building its settings, or classes derived from them, which
+have the same fields. They are built anew as settings of this package, which checks them. Without that, ezmsg would take
+a settings object of another class for the value of the first field.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeAlias, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard, TypeVar
 
 import ezmsg.core as ez
 import numpy as np
@@ -217,7 +217,8 @@ class TransformerTakesSettings(_Transformer):
         super().__init_subclass__(**kwargs)
         # A base for several transformers has no settings yet.
         with contextlib.suppress(TypeError):
-            show_settings(cast("type[BaseProcessor[ez.Settings, AxisArray, AxisArray]]", cls))
+            kind: type[typing.Any] = cls
+            show_settings(kind)
 
     def __init__(self, *args: object, settings: ez.Settings | None = None, **kwargs: object) -> None:
         args, settings = _taken(self._settings_class(), args, settings)
@@ -264,8 +265,8 @@ class UnitTakesSettings(_Unit):
         super().apply_settings(own_settings(type(self).SETTINGS, settings))
 
 
-OutputT = typing.TypeVar("OutputT")
-TransformerT = typing.TypeVar("TransformerT", bound=BaseTransformer | BaseStatefulTransformer | CompositeProcessor)
+OutputT = TypeVar("OutputT")
+TransformerT = TypeVar("TransformerT", bound=BaseTransformer | BaseStatefulTransformer | CompositeProcessor)
 
 
 class PublishesEach(BaseTransformerUnit[SettingsT, AxisArray, OutputT, TransformerT]):
@@ -281,7 +282,8 @@ class PublishesEach(BaseTransformerUnit[SettingsT, AxisArray, OutputT, Transform
 
     def _results(self, message: AxisArray, output: OutputT) -> Iterable[AxisArray]:
         """The messages to publish of what the transformer has returned, which is a list unless this is overridden."""
-        return typing.cast("list[AxisArray]", output)
+        results: typing.Any = output
+        return results
 
 
 Output: TypeAlias = AxisArray | Sequence[AxisArray] | None
