@@ -1,8 +1,10 @@
 """The states of all transformers of this package can be saved, and are gone on with bit for bit."""
 
+import copy
 import dataclasses
 import functools
 import inspect
+import pickle
 
 import ezmsg.core as ez
 import numpy as np
@@ -134,6 +136,34 @@ def test_a_state_is_gone_on_with_bit_for_bit(name, backend):
         outputs = [checkpoint.call_restored(fresh, saved, messages[3]), *(fresh(message) for message in messages[4:])]
     assert bits(outputs) == bits(expected[3:])
     assert len(bits(expected[3:])) > 0
+
+
+NOT_COPIED = {"RMSBandPowerTransformer"}
+"""A buffer of ezmsg-sigproc's Window holds a module, which nothing copies."""
+
+NOT_PICKLED = {*NOT_COPIED, "CWTTransformer", "NetworkTransformer"}
+"""With local functions of ezmsg-baseproc, in a transformer of ezmsg-sigproc's or their own."""
+
+
+def pickled(step):
+    return pickle.loads(pickle.dumps(step))
+
+
+@pytest.mark.parametrize("backend", ["numpy", "mlx"])
+@pytest.mark.parametrize("name", FACTORIES)
+def test_a_copy_goes_on_bit_for_bit_and_a_state_can_be_pickled(name, backend):
+    messages = list(stream(backend))
+    step = make(name)
+    expected = [step(message) for message in messages]
+    step = make(name)
+    for message in messages[:3]:
+        step(message)
+    copies = [copy.deepcopy(step)] if name not in NOT_COPIED else []
+    if name not in NOT_PICKLED:
+        copies.append(pickled(step))
+        pickled(getattr(step, "state", None))
+    for made in (*copies, step):
+        assert bits(made(message) for message in messages[3:]) == bits(expected[3:])
 
 
 def test_a_composite_of_ezmsg_baseproc_can_be_saved():

@@ -13,7 +13,7 @@ from ezmsg.baseproc import BaseStatefulTransformer, BaseTransformerUnit, process
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
-from .stream.convert import is_mlx_array
+from .stream.convert import is_mlx_array, let_dtypes_be_copied
 from .stream.device import uses_gpu
 from .stream.fusible import Array, Axes, FusedStage, OfEachSample, PassesThrough
 from .stream.unit import TakesMessages, TransformerTakesSettings, UnitTakesSettings, check_fields, check_message
@@ -68,6 +68,11 @@ class AffineTransformTransformer(
     async def __acall__(self, message: AxisArray) -> AxisArray:
         # Without weights, ezmsg-sigproc lets messages through in its synchronous call only.
         return self(message) if _passes(self.settings.weights) else await super().__acall__(message)
+
+    def _reset_state(self, message: AxisArray) -> None:
+        super()._reset_state(message)
+        if is_mlx_array(message.data):
+            let_dtypes_be_copied()
 
     def set_weights(self, weights: npt.NDArray | mx.array, *, recalc_structure: bool = False) -> None:
         """Replace the values of the weights; see ezmsg-sigproc's.
@@ -339,6 +344,8 @@ class CommonRereferenceTransformer(
     def _reset_state(self, message: AxisArray) -> None:
         super()._reset_state(message)
         state = self._state
+        if is_mlx_array(message.data):
+            let_dtypes_be_copied()
         state.members = state.ends = state.gains = None
         state.n_channels = message.data.shape[self._axis_of(message)]
         if not state.passthrough:

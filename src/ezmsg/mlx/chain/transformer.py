@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -13,6 +14,7 @@ from ezmsg.util.messages.util import replace
 
 from ..asarray import AsArrayTransformer
 from ..cache import withdraw_cache_limit
+from ..stream.convert import let_dtypes_be_copied
 from ..stream.unit import (
     Output,
     PublishesEach,
@@ -157,6 +159,8 @@ class BaseChainTransformer(CompositeProcessor[SettingsType, AxisArray, Output], 
 
     def __getstate__(self) -> dict[str, typing.Any]:
         # Before the stages are copied or pickled, they have their state.
+        if "mlx.core" in sys.modules:
+            let_dtypes_be_copied()
         self._runner.store()
         return vars(self).copy()
 

@@ -14,7 +14,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
 
-from ..stream.convert import Unread
+from ..stream.convert import Unread, let_dtypes_be_copied
 from ..stream.device import bus, start_kernels_one_by_one, uses_gpu
 from ..stream.hostmemory import device_memory
 from .checkpoint import Arrays, Weight, check_weights, converted, flattened, from_pytorch, read_weights, template_of
@@ -160,6 +160,7 @@ class Model:
                 raise type(error)(
                     f"'checkpoint_path' must be a file of weights, got {checkpoint_path!r}: {error}"
                 ) from error
+        let_dtypes_be_copied()
         self._dtype: mx.Dtype = getattr(mx, dtype)
         # Its weights are never computed: the file's take their place.
         quantized = _quantized(module, quantize) if quantize is not None else None

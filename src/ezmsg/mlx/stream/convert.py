@@ -12,9 +12,10 @@ it next.
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, cast, get_args
 
@@ -172,6 +173,23 @@ def import_mlx() -> ModuleType:
             '"ezmsg-mlx[cuda13]" (one of them; on Apple silicon "mlx" itself).'
         ) from error
     return mx
+
+
+@functools.cache
+def let_dtypes_be_copied() -> None:
+    """Have ``copy`` and ``pickle`` take MLX's dtypes, which states of transformers hold, and which do not say how."""
+    import mlx.core as mx
+
+    copyreg.pickle(mx.Dtype, _reduced_dtype)
+
+
+def _reduced_dtype(dtype: mx.Dtype) -> tuple[Callable[[str], mx.Dtype], tuple[str]]:
+    return dtype_named, (str(dtype).rpartition(".")[2],)
+
+
+def dtype_named(name: str) -> mx.Dtype:
+    """MLX's dtype of that name."""
+    return getattr(import_mlx(), name)
 
 
 def is_mlx_array(data: object) -> TypeGuard[mx.array]:

@@ -207,6 +207,10 @@ def _taken(
     return args, settings if settings is None else own_settings(kind, settings)
 
 
+def _holds_function(held: object) -> bool:
+    return isinstance(held, tuple) and any(isinstance(each, types.FunctionType) for each in held)
+
+
 class TransformerTakesSettings(_Transformer):
     """A transformer that takes ezmsg-sigproc's settings for its own; to be named first among the bases.
 
@@ -223,6 +227,10 @@ class TransformerTakesSettings(_Transformer):
     def __init__(self, *args: object, settings: ez.Settings | None = None, **kwargs: object) -> None:
         args, settings = _taken(self._settings_class(), args, settings)
         super().__init__(*args, settings=settings, **kwargs)
+
+    def __getstate__(self) -> dict[str, object]:
+        # Without what ezmsg-baseproc recognizes the last message by: a copy makes its own, and it has a local function.
+        return {name: held for name, held in vars(self).items() if not _holds_function(held)}
 
     def _settings_class(self) -> type[ez.Settings]:
         assert isinstance(self, BaseProcessor)
