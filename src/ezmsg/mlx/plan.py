@@ -13,12 +13,12 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
+import dataclasses
 import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import cast
+from typing import Any
 
 import numpy as np
 from ezmsg.baseproc import BaseProcessor, resolve_stream_dim
@@ -29,7 +29,7 @@ from .cache import MIB, lifted_cache_limit
 from .memory.shapes import suggested_sizes
 from .stream.convert import is_mlx_array
 from .stream.device import has_gpu_allocator
-from .stream.segments import value_at
+from .stream.segments import Layout, Segment, cut, value_at
 from .stream.unit import Stage, Stages, captured, check_count, put_back, run_steps, steps_of
 
 
@@ -37,8 +37,8 @@ from .stream.unit import Stage, Stages, captured, check_count, put_back, run_ste
 def steps_left_as_found(chain: Stages | Callable[[], Stages], factory: bool | None) -> Iterator[list[Stage]]:
     """The steps of *chain*, whose state is the same afterwards as before."""
     is_factory = _takes_no_argument(chain) if factory is None else factory
-    built = cast("Stages", cast("Callable[[], Stages]", chain)() if is_factory else chain)
-    steps = steps_of(built)
+    given: Any = chain
+    steps = steps_of(given() if is_factory else given)
     keepers = [] if is_factory else list(_keepers_of_state(steps, set()))
     found = captured(*keepers)
     try:
@@ -145,17 +145,6 @@ def _moved(message: AxisArray, offset: float | None) -> tuple[AxisArray, float |
     return replace(message, axes={**message.axes, dim: axis}), value_at(axis, length)
 
 
-def cut_to(message: AxisArray, n_samples: int) -> AxisArray:
-    """A message of the first samples of *message*."""
-    dim = resolve_stream_dim(message)
-    place = message.get_axis_idx(dim)
-    index = (slice(None),) * place + (slice(n_samples),)
-    axes = dict(message.axes)
-    if isinstance(axis := axes.get(dim), AxisArray.CoordinateAxis):
-        axes[dim] = replace(axis, data=axis.data[:n_samples])
-    return replace(message, data=message.data[index], axes=axes)
-
-
 def _mlx_arrays(output: object) -> list[object]:
     if not isinstance(output, AxisArray):
         return [output] if is_mlx_array(output) else []
@@ -180,7 +169,7 @@ _WORTH = 0.1
 _RARE_REPETITIONS = 2
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class CacheRecommendation:
     """A limit on MLX's buffer cache, and the measurements behind it. Sizes in MiB."""
 
@@ -217,19 +206,18 @@ def measure_working_set(
 ) -> float:
     """Run a chain over a message until MLX's buffer cache serves it, and return how large the cache is then.
 
+    *chain* and *factory*, errors, and what is left as it was found, are as for :func:`recommend_cache_limit`.
+
     Args:
-        chain: As for :func:`recommend_cache_limit`, which also tells what is left as it was found.
+        chain: See there.
         message: The message. It is repeated as one stream without gaps: the offset of a linear stream axis moves on.
         repetitions: How often. A chain that emits only now and then (a window of many messages) needs as many
             messages as it takes to emit twice.
-        factory: As for :func:`recommend_cache_limit`.
+        factory: See there.
 
     Returns:
         The working set in MiB: with a cache at least as large, no repetition asks the system for memory. Memory of
         live arrays, for example the state of the chain, is not part of it.
-
-    Raises:
-        As :func:`recommend_cache_limit`.
     """
     check_count("repetitions", repetitions)
     _check_factory(chain, factory)
@@ -320,18 +308,24 @@ def recommend_cache_limit(
         shares = np.interp(all_rarer, list(added), list(added.values())).tolist()
         added = dict(zip(all_rarer, shares, strict=True))
     limit, reason = _limit(filled[0], steady, added, trims=has_gpu_allocator())
+    found = CacheRecommendation(limit, filled[0], steady, added, reason)
     sizes = suggested_sizes(counts)
     if _WORTH * limit < max(MARGIN * filled[0] * sizes[0] / steady, 1.0):
-        return CacheRecommendation(limit, filled[0], steady, added, reason)
-    pieces = [(cut_to(first[next(n for n in sorted(first) if n >= size)], size), repetitions) for size in sizes]
+        return found
+    pieces = [(_shortened(first[min(n for n in first if n >= size)], size), repetitions) for size in sizes]
     with lifted_cache_limit():
         needed = float(max(math.ceil(MARGIN * fill_cache(chain, factory, pieces)[-1] / MIB), 1))
     if needed > _WORTH * limit:
-        return CacheRecommendation(limit, filled[0], steady, added, reason)
+        return found
     reason += (
         f" With Rechunk in front of the chain, RechunkSettings(sizes={sizes}), {needed:g} MiB instead of {limit:g} do."
     )
-    return CacheRecommendation(limit, filled[0], steady, added, reason, sizes, needed)
+    return dataclasses.replace(found, reason=reason, rechunk_sizes=sizes, rechunk_limit_mb=needed)
+
+
+def _shortened(message: AxisArray, n_samples: int) -> AxisArray:
+    """A message of the first samples of *message*."""
+    return cut((Segment(message),), [n_samples], Layout.of(message))[0][0]
 
 
 def _limit(working_set: float, steady: int, added: dict[int, float], trims: bool) -> tuple[float, str]:

@@ -71,10 +71,10 @@ class SimulatedAcquisitionSettings(ez.Settings):
         # Plain Python numbers from here on: a NumPy float32 as rate would make float32 of every offset.
         for name in ("sampling_rate", "shortest_stall", "longest_stall"):
             object.__setattr__(self, name, check_number(name, getattr(self, name)))
-        for name, smallest in (("n_channels", 1), ("samples_per_message", 1), ("n_stall_lengths", 1), ("seed", 0)):
-            object.__setattr__(self, name, check_count(name, getattr(self, name), smallest))
-        if self.stall_every is not None:
-            object.__setattr__(self, "stall_every", check_count("stall_every", self.stall_every, 0))
+        counts = ("n_channels", 1), ("samples_per_message", 1), ("n_stall_lengths", 1), ("seed", 0), ("stall_every", 0)
+        for name, smallest in counts:
+            if (count := getattr(self, name)) is not None or name != "stall_every":
+                object.__setattr__(self, name, check_count(name, count, smallest))
         check_fields(self, flags=("real_time",))
         object.__setattr__(self, "real_time", bool(self.real_time))
         if self.duration is not None:
@@ -172,13 +172,7 @@ _RECORDING_SECONDS = (1.0, 5.0)
 
 
 def make_recording(rate: float, n_channels: int, seed: int) -> npt.NDArray[np.int16]:
-    """A few seconds of int16 counts, shape (time, ch), read-only, whose last sample goes on into the first.
-
-    Args:
-        rate: Sampling rate in Hz.
-        n_channels: Number of channels.
-        seed: The same seed gives the same samples, at the same rate and channel count.
-    """
+    """A few seconds of int16 counts, shape (time, ch), read-only, whose last sample goes on into the first."""
     rng = np.random.default_rng([seed, 0])
     shortest, longest = (seconds * rate for seconds in _RECORDING_SECONDS)
     # At least 1000 samples, for the field potential needs some spectrum at very low rates too.
@@ -294,12 +288,11 @@ class SimulatedAcquisitionProducer(
 
     def _reset_state(self) -> None:
         settings = self.settings
-        self._state.recording = make_recording(settings.sampling_rate, settings.n_channels, settings.seed)
         labels = np.array([f"ch{number}" for number in range(1, settings.n_channels + 1)])
-        self._state.ch_axis = AxisArray.CoordinateAxis(data=labels, dims=["ch"])
-        self._state.n_messages = 0
-        self._state.n_samples = 0
-        self._state.started_at = time.monotonic()
+        state = self._state = SimulatedAcquisitionState()
+        state.recording = make_recording(settings.sampling_rate, settings.n_channels, settings.seed)
+        state.ch_axis = AxisArray.CoordinateAxis(data=labels, dims=["ch"])
+        state.started_at = time.monotonic()
 
     def __call__(self) -> AxisArray:
         """Return the next message; in real time, wait until it is due."""

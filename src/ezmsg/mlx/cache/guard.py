@@ -49,12 +49,7 @@ class CacheLimit:
 
 
 def check_cache_limit(limit_mb: float | str | None, field: str = "mlx_cache_limit_mb", *, auto: bool = False) -> None:
-    """Raise unless *limit_mb* is a limit that MLX can hold.
-
-    Args:
-        limit_mb: Limit in MiB, or None for no limit of our own.
-        field: Name of the settings field or argument, for the error.
-        auto: Whether ``"auto"`` is allowed, too.
+    """Raise unless *limit_mb*, which the error calls *field*, is None, a limit that MLX can hold, or maybe ``"auto"``.
 
     Raises:
         TypeError: *limit_mb* is neither None nor a number (a bool or text is not).

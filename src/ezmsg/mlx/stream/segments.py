@@ -62,8 +62,7 @@ rate wobble in the last digits; a filter that starts anew each time never settle
 def stream_dimension(transformer: BaseStatefulTransformer, message: AxisArray, operation: str) -> str:
     """The dimension that *transformer* goes along: that of its settings, else the stream dimension of *message*.
 
-    Raises:
-        ValueError: *message* has no dimension; the error calls what needs one *operation*.
+    Raises ValueError, with the name of the *operation*, if *message* has no dimension.
     """
     if not message.dims:
         raise ValueError(f"The message has data of shape (), without a dimension; {operation} needs one to go along.")
@@ -73,9 +72,7 @@ def stream_dimension(transformer: BaseStatefulTransformer, message: AxisArray, o
 def sampling_period(message: AxisArray, dim: str, operation: str) -> float:
     """The sampling period in seconds along *dim*.
 
-    Raises:
-        ValueError: *dim* has no regular axis, or one whose gain is not a finite number > 0; the error calls what
-            needs it *operation*.
+    Raises ValueError, with the name of the *operation*, if that has no regular axis, or none with a finite gain > 0.
     """
     axis = message.axes.get(dim)
     if not isinstance(axis, LinearAxis):

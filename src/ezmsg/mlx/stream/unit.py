@@ -49,16 +49,13 @@ def as_float(value: float) -> float:
 
 
 def check_number(name: str, value: float, *, zero: bool = False, infinite: bool = False) -> float:
-    """A number in any unit as a Python float.
+    """*value*, a finite number greater than 0, as a Python float: arithmetic with it is that of float64.
 
     Args:
-        name: What the caller calls *value*, for the error.
-        value: A number greater than 0.
+        name: Of the field or argument, for the error.
+        value: The number.
         zero: Whether 0 is allowed, too.
         infinite: Whether infinity is allowed, too.
-
-    Returns:
-        *value*, so that arithmetic with it is that of float64, whatever scalar was given.
 
     Raises:
         TypeError: *value* is not a real number; bool does not count as one.
@@ -74,12 +71,7 @@ def check_number(name: str, value: float, *, zero: bool = False, infinite: bool 
 
 
 def check_count(name: str, value: int, smallest: int = 1) -> int:
-    """A count as a Python integer.
-
-    Args:
-        name: What the caller calls *value*, for the error.
-        value: An integer of *smallest* or more.
-        smallest: The smallest one that is allowed.
+    """*value*, an integer of *smallest* or more, as one of Python; the error calls it *name*.
 
     Raises:
         TypeError: *value* is not an integer; bool does not count as one.
@@ -94,26 +86,13 @@ def check_count(name: str, value: int, smallest: int = 1) -> int:
 
 
 def check_path(name: str, value: str | os.PathLike[str]) -> None:
-    """Check the path of a file or folder.
-
-    Raises:
-        TypeError: *value* is neither text nor a path.
-    """
+    """Raise TypeError for what is neither text nor a path of a file or folder."""
     if not isinstance(value, (str, os.PathLike)):
         raise TypeError(f"{name!r} must be a path, got {value!r}")
 
 
 def check_fields(settings: object, *, flags: tuple[str, ...] = (), names: tuple[str, ...] = ()) -> None:
-    """Check the fields of settings that are switches or names.
-
-    Args:
-        settings: Settings that are being built.
-        flags: Fields that are True or False.
-        names: Fields that are None or text.
-
-    Raises:
-        TypeError: A field is something else.
-    """
+    """Raise TypeError for *flags* that are not True or False, and *names* that are not None or text."""
     for field in flags:
         if not isinstance(value := getattr(settings, field), (bool, np.bool_)):
             raise TypeError(f"{field!r} must be True or False, got {value!r}")
@@ -123,23 +102,16 @@ def check_fields(settings: object, *, flags: tuple[str, ...] = (), names: tuple[
 
 
 def check_message(message: AxisArray, taker: object) -> None:
-    """Refuse what is not a message.
+    """Raise TypeError, with the name of the class of *taker*, for what is not a message.
 
     To be called only if the type of *message* is not exactly AxisArray, so that the usual one costs a comparison.
-
-    Raises:
-        TypeError: *message* is not an AxisArray; the error names the class of *taker*.
     """
     if not isinstance(message, AxisArray):
         raise TypeError(f"{type(taker).__name__} takes an AxisArray as its message, got a {type(message).__name__}.")
 
 
 def check_mlx(x: mx.array, zi: mx.array | None) -> None:
-    """Check the arrays that a function of MLX arrays is given.
-
-    Raises:
-        TypeError: *x* or *zi* is not an MLX array; *zi* may be None.
-    """
+    """Raise TypeError if *x*, or *zi* where it is given, is not an MLX array."""
     import mlx.core as mx
 
     if not isinstance(x, mx.array):
@@ -414,11 +386,7 @@ def give_settings(stage: BaseProcessor[ez.Settings, AxisArray, object], settings
 
 
 def steps_of(chain: Stages, name: str = "'chain'") -> list[Stage]:
-    """The steps of *chain* as a list; for the error, the caller calls it *name*.
-
-    Raises:
-        TypeError: There is no step, or one that cannot be called.
-    """
+    """The steps of *chain* as a list; TypeError, with its *name*, if there is none or one that cannot be called."""
     steps = list(chain) if isinstance(chain, Sequence) else [chain]
     if not steps or not all(map(callable, steps)):
         raise TypeError(f"{name} must be a callable or a sequence of one or more callables, got {chain!r}")
