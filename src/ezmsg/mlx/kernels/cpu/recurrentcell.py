@@ -32,8 +32,17 @@ LANES = 16
 UNROLLED = 4
 """Vectors that are summed side by side, so that one need not wait for another."""
 
+AHEAD = 8192
+"""Values, floats or halves of them, that the processor is asked for before they are needed: a single core gets more
+from memory then."""
+
+ROWS_AHEAD = 16
+"""The same of bytes, in rows: those of a layer may be short, and follow each other."""
+
 _FLOAT, _INT32, _INT64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _FLOATS = ir.VectorType(_FLOAT, LANES)
+_BYTES = ir.IntType(8).as_pointer()
+_PREFETCH = ir.FunctionType(ir.VoidType(), [_BYTES, _INT32, _INT32, _INT32])
 # A product and a sum may become one operation; nothing else is reordered.
 _CONTRACT = ("contract",)
 
@@ -63,6 +72,13 @@ def _floats(builder: ir.IRBuilder, start: ir.Value, index: ir.Value, item: ir.Ty
     wide = ir.VectorType(_INT32, LANES)
     shift = ir.Constant(wide, [16] * LANES)
     return builder.bitcast(builder.shl(builder.zext(vector, wide), shift), _FLOATS)
+
+
+def _ask_for(builder: ir.IRBuilder, start: ir.Value, index: ir.Value) -> None:
+    """Have the processor bring the item at *index* to its second cache, which need not be there at all."""
+    address = builder.bitcast(builder.gep(start, [index]), _BYTES)
+    prefetch = builder.module.declare_intrinsic("llvm.prefetch", [_BYTES], _PREFETCH)
+    builder.call(prefetch, [address, _INT32(0), _INT32(2), _INT32(1)])
 
 
 def _multiplied(builder: ir.IRBuilder, total: ir.Value, one: ir.Value, other: ir.Value) -> ir.Value:
@@ -114,34 +130,54 @@ def _dot_of_vectors(typingctx: Any, weights: Any, x: Any, n: Any) -> Any:
                 at = builder.add(first, _INT64(LANES * number))
                 product = _floats(builder, row, at, item), _floats(builder, values, at, _FLOAT)
                 builder.store(_multiplied(builder, builder.load(total), *product), total)
+                _ask_for(builder, builder.bitcast(row, item.as_pointer()), builder.add(at, _INT64(AHEAD)))
         a, b, c, d = map(builder.load, totals)
         return _sum_of(builder, builder.fadd(builder.fadd(a, b), builder.fadd(c, d)))
 
     return types.float32(weights, x, types.int64), codegen
 
 
-@_intrinsic
-def _dot_of_groups(typingctx: Any, weights: Any, scales: Any, x: Any, n: Any) -> Any:
-    """The sum over *n* groups of their scale times the dot product of their bytes."""
+def _dots_of_groups(n_rows: int) -> Callable[..., Any]:
+    """What computes *n_rows* rows side by side, and reads the values that they are multiplied with once."""
 
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
-        row, factors, values, count = _starts(context, builder, signature, args)
-        (total,) = _summed(builder, 1)
-        with cgutils.for_range(builder, count, intp=_INT64) as loop:
-            first = builder.mul(loop.index, _INT64(GROUP))
-            of_group: ir.Value = ir.Constant(_FLOATS, [0.0] * LANES)
-            for begin in range(0, GROUP, LANES):
-                at = builder.add(first, _INT64(begin))
-                product = _floats(builder, row, at, ir.IntType(8)), _floats(builder, values, at, _FLOAT)
-                of_group = _multiplied(builder, of_group, *product)
-            scale = builder.load(builder.gep(factors, [loop.index]))
-            one = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), scale, _INT32(0))
+    @_intrinsic
+    def dots(typingctx: Any, weights: Any, scales: Any, x: Any, n_groups: Any, sums: Any) -> Any:
+        """*sums* of each row: those over the groups of their scale times the dot product of their bytes."""
+
+        def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+            rows, factors, values, count, results = _starts(context, builder, signature, args)
+            totals = _summed(builder, n_rows)
             zeros = ir.Constant(ir.VectorType(_INT32, LANES), [0] * LANES)
-            scale = builder.shuffle_vector(one, ir.Constant(_FLOATS, ir.Undefined), zeros)
-            builder.store(_multiplied(builder, builder.load(total), of_group, scale), total)
-        return _sum_of(builder, builder.load(total))
+            with cgutils.for_range(builder, count, intp=_INT64) as loop:
+                first = builder.mul(loop.index, _INT64(GROUP))
+                of_group: list[ir.Value] = [ir.Constant(_FLOATS, [0.0] * LANES)] * n_rows
+                starts = [builder.mul(count, _INT64(number)) for number in range(n_rows)]
+                for begin in range(0, GROUP, LANES):
+                    at = builder.add(first, _INT64(begin))
+                    others = _floats(builder, values, at, _FLOAT)
+                    for number, start in enumerate(starts):
+                        index = builder.add(builder.mul(start, _INT64(GROUP)), at)
+                        bytes_ = _floats(builder, rows, index, ir.IntType(8))
+                        of_group[number] = _multiplied(builder, of_group[number], bytes_, others)
+                for number, start in enumerate(starts):
+                    group = builder.add(start, loop.index)
+                    ahead = builder.mul(builder.add(group, builder.mul(count, _INT64(ROWS_AHEAD))), _INT64(GROUP))
+                    _ask_for(builder, builder.bitcast(rows, _BYTES), ahead)
+                    scale = builder.load(builder.gep(factors, [group]))
+                    one = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), scale, _INT32(0))
+                    scale = builder.shuffle_vector(one, ir.Constant(_FLOATS, ir.Undefined), zeros)
+                    total = _multiplied(builder, builder.load(totals[number]), of_group[number], scale)
+                    builder.store(total, totals[number])
+            for number, total in enumerate(totals):
+                builder.store(_sum_of(builder, builder.load(total)), builder.gep(results, [_INT64(number)]))
+            return context.get_dummy_value()
 
-    return types.float32(weights, scales, x, types.int64), codegen
+        return types.void(weights, scales, x, types.int64, sums), codegen
+
+    return dots
+
+
+_dots_of_one, _dots_of_four = _dots_of_groups(1), _dots_of_groups(4)
 
 
 @_compiled
@@ -189,11 +225,17 @@ def _rows_of_groups(weights: Any, x: Any, y: np.ndarray, begin: int, end: int) -
     """The same of bytes in groups."""
     values, scales, biases = weights
     vectors, sums = x
-    for row in range(begin, min(end, values.shape[0])):
-        for b in range(vectors.shape[0]):
-            y[b, row] = _dot_of_groups(values[row], scales[row], vectors[b], scales.shape[1]) + _dot(
-                biases[row], sums[b]
-            )
+    end, n_groups = min(end, values.shape[0]), scales.shape[1]
+    for b in range(vectors.shape[0]):
+        row = begin
+        while row + 4 <= end:
+            _dots_of_four(values[row], scales[row], vectors[b], n_groups, y[b, row:])
+            row += 4
+        while row < end:
+            _dots_of_one(values[row], scales[row], vectors[b], n_groups, y[b, row:])
+            row += 1
+        for row in range(begin, end):
+            y[b, row] += _dot(biases[row], sums[b])
 
 
 @_compiled
