@@ -16,7 +16,6 @@ All of it is computed in float32, whatever the type of the weights.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import mlx.core as mx
@@ -97,14 +96,15 @@ class StackKernel(Protocol):
     """A step of a stack in one launch, of weights that it was made for."""
 
     def __call__(
-        self, x: mx.array, states: Sequence[State], memory: mx.array | None = None
-    ) -> tuple[mx.array, list[State]]:
-        """The results of a step, and the states after it. Lazy.
+        self, x: mx.array, state: mx.array, memory: mx.array | None = None
+    ) -> tuple[mx.array | None, mx.array]:
+        """The results of a step, and the state after it. Lazy.
 
         Args:
             x: float32 of shape (batch, input), or of as many values in that order; also on the host.
-            states: Of each layer. They stay as they are where *x* has a sample that is not finite.
-            memory: Bytes on the host that the results are written to as well, as float32.
+            state: float32 of shape (layers, 1 or 2, batch, hidden), those of all layers. It stays as it is where *x*
+                has a sample that is not finite.
+            memory: Bytes on the host that the results are written to, as float32, in place of an array.
         """
         ...
 

@@ -7,6 +7,7 @@ may name those that a dictionary of tensors needs, and any other ends the readin
 from __future__ import annotations
 
 import collections
+import json
 import mmap
 import os
 import pickle
@@ -60,7 +61,7 @@ def read_weights(path: str | os.PathLike[str]) -> Arrays:
     path = Path(path)
     try:
         if path.suffix == ".safetensors":
-            return dict(mx.load(str(path)))  # type: ignore[arg-type]
+            return dict(_safetensors(path))
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as file:
                 return {name: file[name] for name in file.files}
@@ -69,6 +70,41 @@ def read_weights(path: str | os.PathLike[str]) -> Arrays:
     except (RuntimeError, zipfile.BadZipFile, pickle.UnpicklingError, EOFError, KeyError, ValueError) as error:
         raise ValueError(f"{path} holds no weights that can be read: {error}") from error
     raise ValueError(f"{path} is not a file of weights; allowed are {', '.join(SUFFIXES)}.")
+
+
+_SAFETENSORS = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "i1",
+    "U64": "<u8",
+    "U32": "<u4",
+    "U16": "<u2",
+    "U8": "u1",
+    "BOOL": "?",
+}
+
+
+def _safetensors(path: Path) -> Iterator[tuple[str, npt.NDArray]]:
+    """The arrays of a file of safetensors, in memory that the system reads from it when it is looked at.
+
+    Not by ``mx.load``, which has a whole weight read and copied at once, and a stream beside it wait.
+    """
+    with open(path, "rb") as file:
+        n_header = int.from_bytes(file.read(8), "little")
+        if n_header > path.stat().st_size - 8:
+            raise ValueError(f"its header is to have {n_header} bytes, more than the file has")
+        header = json.loads(file.read(n_header))
+    values = np.memmap(path, np.uint8, "r", 8 + n_header) if path.stat().st_size > 8 + n_header else np.empty(0, "u1")
+    for name, entry in header.items():
+        if name != "__metadata__":
+            begin, end = entry["data_offsets"]
+            array = values[begin:end].view(_SAFETENSORS[entry["dtype"]]).reshape(entry["shape"])
+            yield name, _from_bfloat16(array) if entry["dtype"] == "BF16" else array
 
 
 def _state_dict_of(content: object) -> Arrays:
@@ -303,9 +339,10 @@ def _copied(array: mx.array | npt.NDArray, pause: bool) -> mx.array:
         array = array.astype(np.float32)
     if not pause or array.nbytes <= PIECE:
         return mx.array(np.ascontiguousarray(array))
-    flat = np.ascontiguousarray(array).reshape(-1)
+    flat = np.asarray(array if array.flags.c_contiguous else array.copy()).reshape(-1)
     step, pieces = PIECE // flat.itemsize, []
     for begin in range(0, flat.size, step):
-        pieces.append(mx.array(flat[begin : begin + step]))
+        # First to memory of NumPy: that copy, which may read from a file, keeps nobody waiting.
+        pieces.append(mx.array(np.array(flat[begin : begin + step])))
         time.sleep(_PAUSE)
     return mx.concatenate(pieces).reshape(array.shape)

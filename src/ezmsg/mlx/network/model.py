@@ -192,6 +192,7 @@ class Model:
         """
         if (step := self.in_one_launch(weights)) is not None:
             y, state = step(x, state)
+            assert y is not None
             results = {name: y[:, None, part] for name, part in step.heads.items()}
             return results.get(None, results), state
         return (self._guarded if guarded else self._call)(weights, x, state)
@@ -205,11 +206,10 @@ class Model:
         if bus() is None or (step := self.in_one_launch(weights)) is None:
             return None
         block = device_memory().take(4 * step.n_results)
-        y, after = step(x, state, block.array)
-        mx.async_eval(y)
-        return UnreadHeads(
-            step.heads, Unread([y], block, (1, step.n_results), np.dtype(np.float32), None, False)
-        ), after
+        _, after = step(x, state, block.array)
+        mx.async_eval(after)
+        results = Unread([after], block, (1, step.n_results), np.dtype(np.float32), None, False)
+        return UnreadHeads(step.heads, results), after
 
     def in_one_launch(self, weights: Weights) -> DecoderStep | None:
         """What computes a window with its state in one launch; None where that is not done."""

@@ -207,17 +207,21 @@ class RecurrentStack(nn.Module):
         sizes = [input_size, *[hidden_size] * (num_layers - 1)]
         self.layers = [RecurrentLayer(cell, size, hidden_size) for size in sizes]
 
-    def __call__(self, x: mx.array, state: list[State] | None = None, patch: int = 1) -> tuple[mx.array, list[State]]:
+    def __call__(
+        self, x: mx.array, state: mx.array | list[State] | None = None, patch: int = 1
+    ) -> tuple[mx.array, list[State]]:
         """The results of the last layer, and the state of each layer.
 
         Args:
             x: (batch, time, input_size / patch).
-            state: What the window before returned; None: zeros.
+            state: What the window before returned, or as one array (layers, 1 or 2, batch, hidden_size); None: zeros.
             patch: Samples that are the input of one step together.
 
         Returns:
             (batch, time / patch, hidden_size), and a state for each layer.
         """
+        if isinstance(state, mx.array):
+            state = [tuple(of_layer) for of_layer in state]
         steps, after = _steps_of(x, patch), []
         for number, layer in enumerate(self.layers):
             steps, of_layer = layer.steps(steps, None if state is None else state[number])
@@ -272,7 +276,7 @@ class RecurrentDecoder(nn.Module):
         self.heads = {name: nn.Linear(hidden_size, size) for name, size in sizes.items()}
 
     def __call__(
-        self, x: mx.array, state: list[State] | None = None
+        self, x: mx.array, state: mx.array | list[State] | None = None
     ) -> tuple[mx.array | dict[str, mx.array], list[State]]:
         """The results of a window, and the state after it.
 
@@ -332,14 +336,16 @@ class DecoderStep:
         self.n_results = first
 
     def __call__(
-        self, x: mx.array, state: list[State] | None, memory: mx.array | None = None
-    ) -> tuple[mx.array, list[State]]:
+        self, x: mx.array, state: mx.array | list[State] | None, memory: mx.array | None = None
+    ) -> tuple[mx.array | None, mx.array]:
         """The results of all heads, float32 of shape (1, n_results), and the state after them. Lazy.
 
         Args:
             x: float32 of shape (1, patch, input_size). Where it has a value that is not finite, the state stays.
-            state: See :meth:`RecurrentDecoder.__call__`.
-            memory: Bytes on the host, to which the device writes the results as well.
+            state: Float32 of shape (layers, 1 or 2, 1, hidden_size), or as :meth:`RecurrentDecoder.__call__` takes it.
+            memory: Bytes on the host, to which the device writes the results in place of an array.
         """
-        states = [layer.zero_state(1) for layer in self._layers] if state is None else state
-        return self._run(x, states, memory)
+        if not isinstance(state, mx.array):
+            states = [layer.zero_state(1) for layer in self._layers] if state is None else state
+            state = mx.stack([mx.stack(list(of_layer)) for of_layer in states])
+        return self._run(x, state, memory)

@@ -141,11 +141,11 @@ def _dots_of_groups(n_rows: int) -> Callable[..., Any]:
     """What computes *n_rows* rows side by side, and reads the values that they are multiplied with once."""
 
     @_intrinsic
-    def dots(typingctx: Any, weights: Any, scales: Any, x: Any, n_groups: Any, sums: Any) -> Any:
-        """*sums* of each row: those over the groups of their scale times the dot product of their bytes."""
+    def dots(typingctx: Any, weights: Any, scales: Any, x: Any, n_groups: Any) -> Any:
+        """For each row, the sum over the groups of their scale times the dot product of their bytes."""
 
         def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
-            rows, factors, values, count, results = _starts(context, builder, signature, args)
+            rows, factors, values, count = _starts(context, builder, signature, args)
             totals = _summed(builder, n_rows)
             zeros = ir.Constant(ir.VectorType(_INT32, LANES), [0] * LANES)
             with cgutils.for_range(builder, count, intp=_INT64) as loop:
@@ -168,11 +168,10 @@ def _dots_of_groups(n_rows: int) -> Callable[..., Any]:
                     scale = builder.shuffle_vector(one, ir.Constant(_FLOATS, ir.Undefined), zeros)
                     total = _multiplied(builder, builder.load(totals[number]), of_group[number], scale)
                     builder.store(total, totals[number])
-            for number, total in enumerate(totals):
-                builder.store(_sum_of(builder, builder.load(total)), builder.gep(results, [_INT64(number)]))
-            return context.get_dummy_value()
+            sums = [_sum_of(builder, builder.load(total)) for total in totals]
+            return context.make_tuple(builder, signature.return_type, sums)
 
-        return types.void(weights, scales, x, types.int64, sums), codegen
+        return types.UniTuple(types.float32, n_rows)(weights, scales, x, types.int64), codegen
 
     return dots
 
@@ -228,14 +227,15 @@ def _rows_of_groups(weights: Any, x: Any, y: np.ndarray, begin: int, end: int) -
     end, n_groups = min(end, values.shape[0]), scales.shape[1]
     for b in range(vectors.shape[0]):
         row = begin
+        # Each result is written once, as a whole: another thread may write the same.
         while row + 4 <= end:
-            _dots_of_four(values[row], scales[row], vectors[b], n_groups, y[b, row:])
+            four = _dots_of_four(values[row], scales[row], vectors[b], n_groups)
+            for k in range(4):
+                y[b, row + k] = four[k] + _dot(biases[row + k], sums[b])
             row += 4
         while row < end:
-            _dots_of_one(values[row], scales[row], vectors[b], n_groups, y[b, row:])
+            y[b, row] = _dots_of_one(values[row], scales[row], vectors[b], n_groups)[0] + _dot(biases[row], sums[b])
             row += 1
-        for row in range(begin, end):
-            y[b, row] += _dot(biases[row], sums[b])
 
 
 @_compiled

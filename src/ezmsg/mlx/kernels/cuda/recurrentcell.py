@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Sequence
 
 import mlx.core as mx
 
-from ..cells import GROUP, CellWeights, Matrix, StackWeights, State
+from ..cells import GROUP, N_GATES, CellWeights, Matrix, StackWeights, State
 from ..plain import recurrentcell as plain
 from .kernel import Compiled, cuda_kernel
 
@@ -18,8 +17,11 @@ THREADS = 256
 UNITS = 8
 """Hidden units of a block where rows of weights are short."""
 
+LONG_UNITS = 2
+"""The same where they are long."""
+
 LONG = 4096
-"""Bytes from which on a row of weights is a long one, for which a block has fewer units."""
+"""Bytes from which on a row of weights is a long one."""
 
 MOST_ROWS = 4
 """Largest batch of a stack that is computed in one launch."""
@@ -29,7 +31,7 @@ _COUNTS_APART, _FIRST_STAGE = 32, 2
 
 
 def _units(bits: int, n_columns: int) -> int:
-    return UNITS if n_columns * bits // 8 < LONG else 2
+    return UNITS if n_columns * bits // 8 < LONG else LONG_UNITS
 
 
 def _parts(matrix: Matrix, name: str) -> dict[str, mx.array]:
@@ -38,13 +40,8 @@ def _parts(matrix: Matrix, name: str) -> dict[str, mx.array]:
     return {part: array for part, array in parts if array is not None}
 
 
-def _arrays_of(number: int, weights: CellWeights) -> dict[str, mx.array]:
-    return {
-        **_parts(weights.input, f"wx{number}"),
-        **_parts(weights.hidden, f"wh{number}"),
-        f"bias{number}": weights.bias,
-        f"bhn{number}": weights.bhn,
-    }
+def _matrices_of(number: int, weights: CellWeights) -> dict[str, mx.array]:
+    return {**_parts(weights.input, f"wx{number}"), **_parts(weights.hidden, f"wh{number}")}
 
 
 def _matrix(name: str, is_quantized: bool) -> str:
@@ -52,21 +49,35 @@ def _matrix(name: str, is_quantized: bool) -> str:
 
 
 @functools.cache
-def _text(cell: str, n_layers: int, is_quantized: bool, has_head: bool) -> str:
-    """What gives the source the pointers of a layer by its number, and those of the head."""
-    cases = []
+def _layer_text(cell: str, is_quantized: bool) -> str:
+    """What gives the source the pointers of a single layer."""
+    state = "h, h_after, " + ("c, c_after" if cell == "LSTM" else "nullptr, nullptr")
+    matrices = f"{_matrix('wx0', is_quantized)}, {_matrix('wh0', is_quantized)}"
+    return f"using namespace ezmsg_mlx;\nconst Layer layer{{{matrices}, bias, bhn, {state}}};\n"
+
+
+@functools.cache
+def _stack_text(cell: str, n_layers: int, is_quantized: bool, writes: bool) -> str:
+    """What gives the source the pointers of a layer by its number, those of the head, and where its results go."""
+    is_lstm = cell == "LSTM"
+    lines = [
+        "using namespace ezmsg_mlx;",
+        f"constexpr int STATES = {1 + is_lstm}, STATE = BATCH * HIDDEN, BIASES = {N_GATES[cell] + 1} * HIDDEN;",
+        "const auto layer_of = [&](int number) -> Layer {",
+        "  const float *bias = biases + number * BIASES, *bhn = bias + BIASES - HIDDEN;",
+        "  const float *h = state + number * STATES * STATE, *c = h + STATE;",
+        "  float *h_after = state_after + number * STATES * STATE, *c_after = h_after + STATE;",
+    ]
     for n in range(n_layers):
-        state = f"h{n}, h{n}_after, " + (f"c{n}, c{n}_after" if cell == "LSTM" else "nullptr, nullptr")
         matrices = f"{_matrix(f'wx{n}', is_quantized)}, {_matrix(f'wh{n}', is_quantized)}"
-        cases.append(f"  if (number == {n}) return Layer{{{matrices}, bias{n}, bhn{n}, {state}}};\n")
-    text = "".join(["const auto layer_of = [&](int number) -> Layer {\n", *cases, "  return Layer{};\n};\n"])
-    if has_head:
-        text += f"const auto head_weights = [&] {{ return {_matrix('head', is_quantized)}; }};\n"
-    return f"using namespace ezmsg_mlx;\n{text}"
-
-
-def _states(cell: str, n_layers: int) -> tuple[str, ...]:
-    return tuple(f"{name}{n}" for n in range(n_layers) for name in ("hc" if cell == "LSTM" else "h"))
+        lines.append(f"  if (number == {n}) return Layer{{{matrices}, bias, bhn, h, h_after, c, c_after}};")
+    lines += [
+        "  return Layer{};",
+        "};",
+        f"const auto head_weights = [&] {{ return {_matrix('head', is_quantized)}; }};",
+        f"const auto results_at = [&] {{ return {'(float*)(memory)' if writes else 'y'}; }};",
+    ]
+    return "\n".join([*lines, ""])
 
 
 def _kernel(
@@ -75,7 +86,7 @@ def _kernel(
     n_rows: int,
     inputs: tuple[str, ...],
     outputs: tuple[str, ...],
-    n_layers: int = 1,
+    text: str,
     **constants: int,
 ) -> Compiled:
     n_input, bits = weights.input.n_columns, weights.input.bits
@@ -83,7 +94,7 @@ def _kernel(
         name,
         inputs,
         outputs,
-        _text(weights.cell, n_layers, bits == 8, "OUT" in constants),
+        text,
         BITS=bits,
         IS_LSTM=int(weights.cell == "LSTM"),
         BATCH=n_rows,
@@ -100,9 +111,11 @@ class _Launch:
     """Of one layer, with its weights."""
 
     def __init__(self, weights: CellWeights, n_rows: int) -> None:
-        states, arrays = _states(weights.cell, 1), _arrays_of(0, weights)
-        outputs = tuple(f"{name}_after" for name in states)
-        self._kernel = _kernel("recurrentcell", weights, n_rows, ("x", *states, *arrays), outputs)
+        states = ("h", "c") if weights.cell == "LSTM" else ("h",)
+        arrays = {**_matrices_of(0, weights), "bias": weights.bias, "bhn": weights.bhn}
+        inputs, outputs = ("x", *states, *arrays), tuple(f"{name}_after" for name in states)
+        text = _layer_text(weights.cell, weights.input.scales is not None)
+        self._kernel = _kernel("recurrentcell", weights, n_rows, inputs, outputs, text)
         self._weights = list(arrays.values())
         n_blocks = -(-weights.hidden_size // _units(weights.input.bits, weights.input.n_columns))
         self._arguments = {
@@ -139,47 +152,56 @@ class Stack:
     """See :class:`~ezmsg.mlx.kernels.cells.StackKernel`: a step in one launch.
 
     The blocks of a launch count what they have done, from zero. Each launch is given zeros that the one before has left
-    for it, so that they cost no launch, and no two launches have the same, in whatever order a device runs them.
+    for it, so that they cost no launch, and no two launches have the same, in whatever order a device runs them. Few
+    arrays go in and out, since each takes MLX a while.
     """
 
     def __init__(self, weights: StackWeights, n_rows: int) -> None:
         first, n_layers = weights.layers[0], len(weights.layers)
         bits, n_hidden, n_input = first.input.bits, first.hidden_size, first.input.n_columns
-        n_out = weights.head_bias.shape[0]
-        states = _states(first.cell, n_layers)
-        arrays = {name: a for n, layer in enumerate(weights.layers) for name, a in _arrays_of(n, layer).items()}
-        arrays |= {**_parts(weights.head, "head"), "head_bias": weights.head_bias}
-        inputs = ("x", "counts", "memory", *states, *arrays)
-        outputs = ("y", "between", "counts_after", *(f"{name}_after" for name in states))
+        n_out, is_quantized = weights.head_bias.shape[0], first.input.scales is not None
+        matrices = {name: a for n, layer in enumerate(weights.layers) for name, a in _matrices_of(n, layer).items()}
+        matrices |= _parts(weights.head, "head")
+        biases = [bias for layer in weights.layers for bias in (layer.bias, layer.bhn)]
+        self._weights = [mx.concatenate([*biases, weights.head_bias]), *matrices.values()]
+        inputs = ("x", "zeros", "memory", "state", "biases", *matrices)
         sizes = {"UNITS": UNITS, "LAYERS": n_layers, "OUT": n_out}
-        self._kernels = [
-            _kernel("recurrentstack", first, n_rows, inputs, outputs, n_layers, **sizes, WRITES=writes)
-            for writes in (0, 1)
-        ]
-        self._weights, self._n_states = list(arrays.values()), len(states) // n_layers
         n_counts = (_FIRST_STAGE + n_layers + 1) * _COUNTS_APART
-        self._zeros = mx.zeros(n_counts, mx.uint32)
         tiles = [-(-n_rows * n_input // (4 * THREADS)), -(-n_hidden // _units(bits, n_input))]
         tiles += [-(-n_hidden // UNITS)] * (n_layers - 1) + [-(-n_out // UNITS)]
-        between = n_rows * (n_input + n_layers * n_hidden)
-        shapes = [(n_rows, n_out), (between,), (n_counts,), *[(n_rows, n_hidden)] * len(states)]
-        self._arguments = {
-            "output_shapes": shapes,
-            "output_dtypes": [mx.float32, mx.float32, mx.uint32, *[mx.float32] * len(states)],
-            "grid": (sum(tiles) * THREADS, 1, 1),
-            "threadgroup": (THREADS, 1, 1),
-        }
+        shapes = [
+            (n_layers, 2 if first.cell == "LSTM" else 1, n_rows, n_hidden),
+            (n_counts + n_rows * (n_input + n_layers * n_hidden),),
+            (n_rows, n_out),
+        ]
+        self._launches = []
+        for writes in (False, True):
+            text, outputs = _stack_text(first.cell, n_layers, is_quantized, writes), ("state_after", "kept", "y")
+            n_results = 2 if writes else 3
+            kernel = _kernel(
+                "recurrentstack", first, n_rows, inputs, outputs[:n_results], text, **sizes, WRITES=int(writes)
+            )
+            launch = functools.partial(
+                kernel,
+                output_shapes=shapes[:n_results],
+                output_dtypes=[mx.float32] * n_results,
+                grid=(sum(tiles) * THREADS, 1, 1),
+                threadgroup=(THREADS, 1, 1),
+            )
+            self._launches.append(launch)
+        self._zeros = mx.zeros(n_counts)
+        mx.eval(self._zeros, self._weights[0])
 
     def __call__(
-        self, x: mx.array, states: Sequence[State], memory: mx.array | None = None
-    ) -> tuple[mx.array, list[State]]:
-        """See :class:`~ezmsg.mlx.kernels.cells.StackKernel`. Evaluations have to be begun in the order of calls."""
-        flat = [array for state in states for array in state]
+        self, x: mx.array, state: mx.array, memory: mx.array | None = None
+    ) -> tuple[mx.array | None, mx.array]:
+        """See :class:`~ezmsg.mlx.kernels.cells.StackKernel`."""
         zeros = self._zeros
-        inputs = [x, zeros, zeros if memory is None else memory, *flat, *self._weights]
-        y, _, self._zeros, *after = self._kernels[memory is not None](inputs=inputs, **self._arguments)
-        n = self._n_states
-        return y, [tuple(after[at : at + n]) for at in range(0, len(after), n)]
+        if memory is None:
+            after, self._zeros, y = self._launches[0](inputs=[x, zeros, zeros, state, *self._weights])
+            return y, after
+        after, self._zeros = self._launches[1](inputs=[x, zeros, memory, state, *self._weights])
+        return None, after
 
 
 def stack(weights: StackWeights, n_rows: int) -> Stack | None:

@@ -6,7 +6,6 @@
 KERNEL {
   using namespace ezmsg_mlx;
   __shared__ float sums[4 * THREADS];
-  const Layer layer = layer_of(0);
   run_units<BITS, bool(IS_LSTM), BATCH, INPUT, HIDDEN, GROUP, THREADS, FIRST_UNITS>(
       layer, blockIdx.x * FIRST_UNITS, sums, nullptr, [&] { return x; }, [] { return false; });
 }

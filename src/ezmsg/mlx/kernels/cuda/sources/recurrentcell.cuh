@@ -162,7 +162,6 @@ __device__ inline void wait_for(const unsigned* counts, int stage, unsigned n_ti
       if (n_done >= n_tiles) break;
       __nanosleep(20);
     }
-    __threadfence();
   }
   __syncthreads();
 }

@@ -14,12 +14,14 @@ KERNEL {
   __shared__ float sums[4 * THREADS];
   __shared__ int next_tile;
   const int thread = threadIdx.x;
+  const unsigned* counts = reinterpret_cast<const unsigned*>(zeros);
+  float* between = kept + (DONE + LAYERS + 1) * COUNTS_APART;
   if (thread == 0) next_tile = int(atomicAdd(count_of(counts, NEXT_TILE), 1u));
   __syncthreads();
   int tile = next_tile;
   // For the next launch, since those of this one are used up.
   if (tile == 0) {
-    for (int i = thread; i < (DONE + LAYERS + 1) * COUNTS_APART; i += THREADS) counts_after[i] = 0;
+    for (int i = thread; i < (DONE + LAYERS + 1) * COUNTS_APART; i += THREADS) kept[i] = 0.0f;
   }
   float* results = between + SAMPLES;
   if (tile < COPIES) {
@@ -62,6 +64,8 @@ KERNEL {
   }
   const int row = (tile - (LAYERS - 1) * TILES) * UNITS + thread / TEAM, member = thread % TEAM;
   const Matrix weights = head_weights();
+  const float* head_bias = biases + LAYERS * BIASES;
+  float* results_of_head = results_at();
   float total[4][BATCH] = {};
   if (row < OUT) begin_rows<BITS, 1, HIDDEN, TEAM>(weights, row, 0, member);
   const float* last = waited_for();
@@ -69,9 +73,7 @@ KERNEL {
   for (int b = 0; b < BATCH; ++b) {
     add_up<BATCH, THREADS, TEAM>(sums, thread, total, b);
     if (row < OUT && member == 0) {
-      float result = sums[thread] + head_bias[row];
-      y[b * OUT + row] = result;
-      if (WRITES) ((float*)(memory))[b * OUT + row] = result;
+      results_of_head[b * OUT + row] = sums[thread] + head_bias[row];
     }
     __syncthreads();
   }
