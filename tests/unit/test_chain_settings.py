@@ -206,7 +206,11 @@ def test_each_stage_that_can_be_fused_is_here():
         if name.endswith("Transformer") and callable(getattr(getattr(package, name), "fuse", None))
     }
     assert ours - NOT_HERE == {kind.__name__ for kind in PACKAGES_OWN}
-    registered = {kind for kind in fusible._registered if kind.__module__.startswith("ezmsg.sigproc.")}
+    registered = {
+        kind
+        for kind, method in fusible._registered
+        if method == "fuse" and kind.__module__.startswith("ezmsg.sigproc.")
+    }
     assert registered == set(OF_SIGPROC) and foreign
 
 

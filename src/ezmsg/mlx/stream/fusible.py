@@ -39,6 +39,7 @@ methods. They count for exactly that class:
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
@@ -259,7 +260,8 @@ class FusedSequence(FusedStage[TransformerT]):
 
 Fuse: TypeAlias = Callable[[TransformerT, AxisArray], "FusedStage | None"]
 
-_registered: dict[type, Fuse] = {}
+_registered: dict[tuple[type, str], Callable] = {}
+"""Functions in place of methods of classes that cannot be changed, by the class and the name of the method."""
 
 
 def fusion_of(kind: type[TransformerT]) -> Callable[[Fuse], Fuse]:
@@ -270,7 +272,7 @@ def fusion_of(kind: type[TransformerT]) -> Callable[[Fuse], Fuse]:
     """
 
     def register(fuse: Fuse) -> Fuse:
-        _registered[kind] = fuse
+        _registered[kind, "fuse"] = fuse
         return fuse
 
     return register
@@ -294,6 +296,9 @@ def _computes(name: str) -> bool:
 
 
 def _brought(transformer: object, name: str) -> Callable | None:
+    """What is registered or defined as the method *name* of *transformer*; None if there is nothing that counts."""
+    if (registered := _registered.get((type(transformer), name))) is not None:
+        return functools.partial(registered, transformer)
     method = getattr(transformer, name, None)
     return method if callable(method) and _counts(type(transformer), name) else None
 
@@ -304,11 +309,8 @@ def fused_stage(transformer: object, message: AxisArray) -> FusedStage | None:
     A state that says along which dimension it goes (as ``stream_dim``, ``axis_idx`` or ``axis``) has to go along the
     stream dimension, whoever made the stage: fused stages know no other, and a kernel would take one for the other.
     """
-    if (registered := _registered.get(type(transformer))) is not None:
-        stage = registered(transformer, message)
-    else:
-        fuse = _brought(transformer, "fuse")
-        stage = fuse(message) if fuse is not None else None
+    fuse = _brought(transformer, "fuse")
+    stage: FusedStage | None = fuse(message) if fuse is not None else None
     if stage is None or isinstance(stage, PassesThrough) or _goes_along(transformer, stage):
         return stage
     return None
@@ -365,8 +367,6 @@ Settling = Callable[[StageT, float, float], float]
 Gridding = Callable[[StageT, float], ResultGrid]
 """``result_grid`` as a function of the stage and a gain."""
 
-_settlings: dict[type, tuple[Settling, Gridding | None]] = {}
-
 
 def settling_of(kind: type[StageT], settling: Settling, grid: Gridding | None = None) -> None:
     """Register how long stages of exactly the class *kind* remember.
@@ -376,18 +376,18 @@ def settling_of(kind: type[StageT], settling: Settling, grid: Gridding | None = 
         settling: Takes the stage, a tolerance and a gain, and gives seconds (see :class:`Settles`).
         grid: Takes the stage and a gain, and gives a :class:`ResultGrid`. None: one result for each sample.
     """
-    _settlings[kind] = settling, grid
+    _registered[kind, "settling_time"] = settling
+    if grid is not None:
+        _registered[kind, "result_grid"] = grid
 
 
 def says_settling(stage: object) -> bool:
     """Whether somebody has said how long *stage* remembers."""
-    return type(stage) in _settlings or _brought(stage, "settling_time") is not None
+    return _brought(stage, "settling_time") is not None
 
 
 def settling_time(stage: object, tolerance: float, gain: float) -> float | None:
     """How long *stage* remembers, in seconds; None if nobody has said it."""
-    if (registered := _settlings.get(type(stage))) is not None:
-        return registered[0](stage, tolerance, gain)
     said = _brought(stage, "settling_time")
     time = None if said is None else said(tolerance, gain)
     return None if time is None else float(time)
@@ -395,8 +395,6 @@ def settling_time(stage: object, tolerance: float, gain: float) -> float | None:
 
 def result_grid(stage: object, gain: float) -> ResultGrid:
     """Where the results of *stage* lie on its input, whose samples are *gain* seconds apart."""
-    if (registered := _settlings.get(type(stage))) is not None:
-        return registered[1](stage, gain) if registered[1] else one_for_each(gain)
     said = _brought(stage, "result_grid")
     return one_for_each(gain) if said is None else said(gain)
 
