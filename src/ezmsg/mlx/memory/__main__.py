@@ -73,14 +73,13 @@ def main(
 
 def parser(prog: str, parser_class: ParserClass = argparse.ArgumentParser) -> argparse.ArgumentParser:
     """The parser of the options."""
-    text = _DESCRIPTION
-    parser = parser_class(prog, description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
-    text = "of the graph, as host:port [where ez.run starts one]"
-    parser.add_argument("--address", type=_address, help=text)
-    text = "output of a MemoryMonitor, for example SYSTEM/MONITOR/OUTPUT_SIGNAL [the first that is found]"
-    parser.add_argument("--topic", help=text)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="for how long [until Ctrl-C]")
-    parser.add_argument("--plot", metavar="FILE.png", help="draw the memory over time into this file at the end")
+    parser = parser_class(prog, description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--address", type=_address, help="of the graph, as host:port [where ez.run starts one]")
+    topic = "output of a MemoryMonitor, for example SYSTEM/MONITOR/OUTPUT_SIGNAL [the first that is found]"
+    add("--topic", help=topic)
+    add("--seconds", type=float, default=math.inf, help="for how long [until Ctrl-C]")
+    add("--plot", metavar="FILE.png", help="draw the memory over time into this file at the end")
     parser.epilog = f"examples:\n  {prog}\n  {prog} --address 127.0.0.1:10000 --seconds 60 --plot memory.png"
     return parser
 

@@ -27,7 +27,7 @@ MAX_SECTIONS = 64
 
 
 def check_sos(sos: object, *, name: str = "sos") -> Float64:
-    """*sos* as scipy's functions return it, in float64; for the error, the caller calls it *name*.
+    """*sos* as scipy's functions return it, in float64; errors call it *name*.
 
     Raises:
         TypeError: *sos* is not an array of real numbers.
@@ -50,7 +50,7 @@ def check_sos(sos: object, *, name: str = "sos") -> Float64:
 
 
 def check_ba(coefs: object, *, name: str = "coefs") -> tuple[npt.NDArray, npt.NDArray]:
-    """*coefs* as two arrays *b* and *a*; for the error, the caller calls it *name*.
+    """*coefs* as two arrays *b* and *a*; errors call it *name*.
 
     Raises:
         TypeError: *coefs* is neither a tuple of two arrays of numbers nor ezmsg-sigproc's ``FilterCoefficients``.
@@ -82,13 +82,8 @@ def check_ba(coefs: object, *, name: str = "coefs") -> tuple[npt.NDArray, npt.ND
 class Coefficients:
     """Coefficients as a user gives them, checked; and their sections, found at the first use.
 
-    Args:
-        coefs: Sections, or *b* and *a*, as ezmsg-sigproc takes them.
-        coef_type: ``"sos"`` or ``"ba"``: which of the two.
-
-    Raises:
-        TypeError: *coefs* is not of the kind that *coef_type* says.
-        ValueError: Not of a shape or with values that a filter can have.
+    *coefs* are sections, or *b* and *a*, as ezmsg-sigproc takes them; *coef_type*, ``"sos"`` or ``"ba"``, says which.
+    Errors are those of :func:`check_sos` and :func:`check_ba`.
     """
 
     def __init__(self, coefs: object, coef_type: str) -> None:
@@ -136,13 +131,9 @@ def sections_of(b: npt.NDArray, a: npt.NDArray) -> Float64 | None:
 
 
 def is_same_filter(sos: Float64, b: npt.NDArray, a: npt.NDArray, tolerance: float) -> bool:
-    """Whether *sos* is stable and has the response of *b* and *a*, whatever the rounding of these may change.
+    """Whether *sos*, (n_sections, 6), is stable and has the response of *b* and *a*, whatever their rounding changes.
 
-    Args:
-        sos: Sections, (n_sections, 6).
-        b: Numerator.
-        a: Denominator.
-        tolerance: Largest error of the response, relative to its peak.
+    *tolerance* is the largest error of the response, relative to its peak.
     """
     b, a = np.asarray(b, np.float64) / a[0], np.asarray(a, np.float64) / a[0]
     poles = np.concatenate([np.roots(row) for row in sos[:, 3:]])
@@ -214,8 +205,8 @@ def carried_state(
         after: The new coefficients, or the same ones.
 
     Returns:
-        *z* itself where the form stays, whether it is of a fitting length or not; but sections that are found for *b*
-        and *a* are others than those of a design, so that states of one become those of the other. None where the form
+        *z* itself where the form stays, whether it is of a fitting length or not. But sections that are found for *b*
+        and *a* differ from those of a design, so that states of one become those of the other. None where the form
         changes and the filter is not the same in the other one.
     """
     if source == target and (source != "sos" or (before.ba is None) == (after.ba is None)):

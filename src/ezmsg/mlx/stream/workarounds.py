@@ -1,18 +1,12 @@
 """Workarounds for three defects of ezmsg 3.10.0b5 after which a graph stands still, without an error or with one.
 
-A receiver that stops for good: a message larger than its slot makes the publisher move to new shared memory, and the
-receiver follows in a task that it starts and does not keep (``messagechannel.py``, ``ChannelProtocol._reattach_shm``).
-asyncio keeps no task alive either: "save a reference to the result", says ``asyncio.create_task``. While the task waits
-for the graph server's answer, only a cycle of itself and its stream reader holds it. A garbage collection at that
-moment ends it, nothing is read from that publisher any more, and its back pressure stops the graph.
+- A receiver stops for good: it follows a publisher to new shared memory in a task to which nothing holds a reference
+  (``ChannelProtocol._reattach_shm``), so that a garbage collection may end it.
+- A publisher ends: ``Publisher.broadcast`` iterates over the dictionary of its subscribers while it waits for one of
+  them, and raises if another one leaves or comes meanwhile.
+- A graph does not end: ``SHMContext.wait_closed`` suppresses the cancellation of a producer that waits in it.
 
-A publisher that ends: while ``Publisher.broadcast`` waits for a slow subscriber of another process it iterates over the
-dictionary of all of them, and if one leaves or comes meanwhile, it raises ``dictionary changed size during iteration``.
-A producer ends with that error; elsewhere the message is lost to the subscribers that were still to get it.
-
-A graph that does not end: a publisher closes the memory that it has replaced 32 messages later, and waits until that is
-done. ``SHMContext.wait_closed`` suppresses the cancellation of what it waits for, and with it that of its caller. A
-producer that is cancelled at that moment, which is how ezmsg ends it, goes on, and its process never ends.
+What happens, step by step, and a program that shows it stand in the explanation of graphs (``ezmsg-graphs.md``).
 
 All are cured in the class, since there is no public place that every process passes: the receiver may run in a process
 with none of this package's units, and a task factory belongs to a loop, which ezmsg makes itself in each process. The
