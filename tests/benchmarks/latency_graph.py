@@ -104,6 +104,8 @@ def main() -> int:
     parser.add_argument("--stall-every", type=float, default=5.0, help="seconds from stall to stall, 0: none [5]")
     parser.add_argument("--late", type=float, default=8.0, help="when a feature counts as late, in ms [8]")
     parser.add_argument("--ways", nargs="+", choices=latency.WAYS, default=latency.WAYS)
+    parser.add_argument("--chain", choices=latency.CHAINS, default="features", help="[features]")
+    parser.add_argument("--fast", action="store_true", help="as fast as the chain takes it, not in real time")
     parser.add_argument("--shapes", nargs="+", metavar="SAMPLESxCHANNELS", default=[f"{n}x{c}" for n, c in SHAPES])
     parser.add_argument("--json", metavar="FILE", help="where to write the figures")
     parser.add_argument("--plot", metavar="FILE.png", help="where to draw them")
@@ -117,7 +119,15 @@ def main() -> int:
     for shape in options.shapes:
         n_samples, n_channels = map(int, shape.split("x"))
         for way in options.ways:
-            case = latency.Case(way, n_samples, n_channels, options.seconds, stall_every=options.stall_every)
+            case = latency.Case(
+                way,
+                n_samples,
+                n_channels,
+                options.seconds,
+                real_time=not options.fast,
+                stall_every=options.stall_every,
+                chain=options.chain,
+            )
             row = run_apart(case)
             rows.append(row)
             figures = "  ".join(f"{key} {row.get(key)}" for key in ("p50", "p99", "p999", "lost", "late"))

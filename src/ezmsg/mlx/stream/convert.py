@@ -15,7 +15,7 @@ from __future__ import annotations
 import copyreg
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, cast, get_args
 
@@ -428,7 +428,7 @@ def mlx_to_numpy(data: mx.array, dtype: str | None = None, *, rounds: bool = Fal
     if dtype is not None:
         refuse_real(data, dtype)
     if bus() is not None:
-        return begin_reading(data, dtype, rounds=rounds).read()
+        return begin_reading(data, dtype, rounds=rounds).read(polls=True)
     if data.dtype == mx.bfloat16:
         data = data.astype(mx.float32)
     return copied(np.asarray(data), dtype, rounds)
@@ -447,8 +447,8 @@ class Unread:
     """A result that the device may still be computing.
 
     Args:
-        done: Arrays that are there when it is.
-        block: Where its values are then; None: in the first of *done*.
+        done: An array that is there when it is.
+        block: Where its values are then; None: in *done*.
         shape: Its shape.
         source: The dtype of its values.
         dtype: Of the NumPy array that it is to become; None for *source*.
@@ -459,7 +459,7 @@ class Unread:
 
     def __init__(
         self,
-        done: Sequence[mx.array],
+        done: mx.array,
         block: Block | None,
         shape: tuple[int, ...],
         source: np.dtype,
@@ -472,16 +472,21 @@ class Unread:
         """Size of its values."""
         self.is_read = False
 
-    def read(self) -> npt.NDArray:
-        """The result, in memory that nobody else writes to; waits for it. Once, and in any thread."""
-        import mlx.core as mx
+    def read(self, polls: bool = False) -> npt.NDArray:
+        """The result, in memory that nobody else writes to; waits for it. Once, and in any thread.
 
-        # Before the values are asked for, since this wait lets other threads run.
-        mx.eval(self._done)
+        Args:
+            polls: See :meth:`~ezmsg.mlx.stream.hostmemory.Block.wait_for`.
+        """
         self.is_read = True
         if self._block is None:
-            return copied(np.asarray(self._done[0]), self._dtype, self._rounds)
+            import mlx.core as mx
+
+            # Before the values are asked for, since this wait lets other threads run.
+            mx.eval(self._done)
+            return copied(np.asarray(self._done), self._dtype, self._rounds)
         block, self._block = self._block, None
+        block.wait_for(self._done, polls)
         return read_block(block, self._shape, self._source, self._dtype, self._rounds)
 
 
@@ -529,8 +534,9 @@ def begin_reading(data: mx.array, dtype: str | None = None, *, rounds: bool = Fa
     copies = bus() if data.size and data.dtype != mx.float64 else None
     if copies is None:
         mx.async_eval(data, beside)
-        return Unread([data], None, shape, source, dtype, rounds)
+        return Unread(data, None, shape, source, dtype, rounds)
     block = device_memory().take(data.nbytes)
+    block.expect(data.nbytes)
     done = copies.write(data, cast("mx.array", block.array))
     mx.async_eval(done, beside)
-    return Unread([done], block, shape, source, dtype, rounds)
+    return Unread(done, block, shape, source, dtype, rounds)
