@@ -94,3 +94,28 @@ def test_a_window_that_is_not_finite_leaves_the_state(launches):
         whole, _ = results_of([4] * 14, to_backend, np.delete(X, slice(20, 24), axis=0), hop=4)
         (expected,) = whole.values()
         np.testing.assert_array_equal(np.delete(values, 5, axis=0), expected)
+
+
+@pytest.mark.parametrize("rnn_type", ["GRU", "LSTM"])
+def test_the_state_of_one_launch_goes_on_elsewhere(launches, monkeypatch, rnn_type):
+    """As after a checkpoint that another machine goes on from."""
+    kwargs = {"rnn_type": rnn_type}
+    _, transformer = results_of([20], model_kwargs=kwargs)
+    expected, _ = results_of([20, 40], model_kwargs=kwargs)
+    state = transformer.state.of_model
+    assert isinstance(state, mx.array)
+    monkeypatch.setattr(device, "backend_in_use", lambda: "cpu")
+    mx.random.seed(0)
+    model = network_model.Model(
+        "ezmsg.mlx.network.RecurrentDecoder", {**KWARGS, **kwargs, "output_size": 5}, 16, None, "float32", None, True
+    )
+    found = []
+    for start in range(18, 57, 2):
+        y, state = model(model.weights, mx.array(X[None, start : start + 4]), state)
+        found.append(np.array(y).reshape(5))
+    assert isinstance(state, list)
+    np.testing.assert_allclose(found, expected[""][-20:], atol=2e-6)
+    # And back again.
+    monkeypatch.setattr(device, "backend_in_use", lambda: "cuda")
+    y, after = transformer._model(transformer._model.weights, mx.array(X[None, :4]), state)
+    assert after.shape == (3, 2 if rnn_type == "LSTM" else 1, 1, 64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -391,42 +391,19 @@ class NetworkTransformer(BaseStatefulTransformer[NetworkSettings, AxisArray, lis
         self, message: AxisArray, axis: LinearAxis, cut: Cut, results: list[Tree], state: list[Tree]
     ) -> list[AxisArray]:
         """A message for each head; they and *state* are computed together."""
-        outputs = []
-        for name, n_results, values in self._values(message, cut, results, state):
-            n_valid = cut.n_windows * n_results
+        heads, read = _heads(results, cut, state, is_mlx_array(message.data))
+        with_axes = []
+        for name, n_results, n_channels in heads:
             gain = self._state.gain * cut.hop / n_results
             offset = value_at(axis, cut.start + cut.window - 1) - (n_results - 1) * gain
-            channels = self._channels(name, values.shape[1])
+            channels = self._channels(name, n_channels)
             axes = {self._state.stream_dim: replace(axis, gain=gain, offset=offset), "ch": channels}
-            outputs.append(
-                replace(
-                    message,
-                    data=values if len(values) == n_valid else values[:n_valid],
-                    dims=[self._state.stream_dim, "ch"],
-                    axes=axes,
-                    key=message.key if name is None else name,
-                )
-            )
-        return outputs
-
-    def _values(
-        self, message: AxisArray, cut: Cut, results: list[Tree], state: list[Tree]
-    ) -> list[tuple[str | None, int, Any]]:
-        """For each head its name, how many results a window has, and (results, channels) of all windows."""
-        from .model import UnreadHeads, heads_of
-
-        if results and isinstance(results[0], UnreadHeads):
-            heads, unread = results[0]
-            values = unread.read()
-            return [(name, 1, values if len(heads) == 1 else values[:, part].copy()) for name, part in heads.items()]
-        of_heads: dict[str | None, list[mx.array]] = {}
-        for result in results:
-            for name, head in heads_of(result).items():
-                of_heads.setdefault(name, []).append(head)
-        joined = {name: _joined(parts, cut) for name, parts in of_heads.items()}
-        rows = [head.reshape(-1, head.shape[-1]) for head in joined.values()]
-        data = _computed(rows, state, is_mlx_array(message.data))
-        return [(name, head.shape[1], of) for (name, head), of in zip(joined.items(), data, strict=True)]
+            with_axes.append((message.key if name is None else name, axes, cut.n_windows * n_results))
+        dims = [self._state.stream_dim, "ch"]
+        return [
+            replace(message, data=values if len(values) == n else values[:n], dims=dims, axes=axes, key=key)
+            for (key, axes, n), values in zip(with_axes, read(), strict=True)
+        ]
 
     def _channels(self, name: str | None, n_channels: int) -> CoordinateAxis:
         """Labels of the results, the same object for each message."""
@@ -468,6 +445,33 @@ def _computed(heads: list[mx.array], state: list[Tree], on_device: bool) -> Sequ
         return [mlx_to_numpy(head) for head in heads]
     unread = [begin_reading(head, beside=state if number == 0 else ()) for number, head in enumerate(heads)]
     return [head.read() for head in unread]
+
+
+def _heads(
+    results: list[Tree], cut: Cut, state: list[Tree], on_device: bool
+) -> tuple[list[tuple[str | None, int, int]], Callable[[], Sequence[Any]]]:
+    """For each head its name, how many results a window has, and how many channels; and what gives the results.
+
+    That waits for them, and gives (results, channels) of all windows for each head.
+    """
+    from .model import UnreadHeads, heads_of
+
+    if results and isinstance(results[0], UnreadHeads):
+        parts, unread = results[0]
+
+        def read() -> Sequence[Any]:
+            values = unread.read()
+            return [values] if len(parts) == 1 else [values[:, part].copy() for part in parts.values()]
+
+        return [(name, 1, part.stop - part.start) for name, part in parts.items()], read
+    of_heads: dict[str | None, list[mx.array]] = {}
+    for result in results:
+        for name, head in heads_of(result).items():
+            of_heads.setdefault(name, []).append(head)
+    joined = {name: _joined(parts, cut) for name, parts in of_heads.items()}
+    rows = [head.reshape(-1, head.shape[-1]) for head in joined.values()]
+    data = _computed(rows, state, on_device)
+    return [(name, head.shape[1], head.shape[2]) for name, head in joined.items()], lambda: data
 
 
 def _joined(heads: list[mx.array], cut: Cut) -> mx.array:
