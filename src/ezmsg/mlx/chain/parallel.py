@@ -62,12 +62,7 @@ SEPARATOR = "/"
 
 
 def check_names(branches: Iterable[object]) -> None:
-    """Check the names of branches.
-
-    Raises:
-        TypeError: One is not text.
-        ValueError: One holds the separator, by which a stage is told its branch.
-    """
+    """Raise TypeError for the name of a branch that is not text, and ValueError for one that holds the separator."""
     for name in branches:
         if not isinstance(name, str):
             raise TypeError(f"'branches' must have names that are text, got {name!r}")
@@ -88,10 +83,7 @@ class Parallel(CompositeProcessor[ParallelSettings, AxisArray, AxisArray]):
         >>> list(features.stages)
         ['power/Pow', 'power/EWMA', 'mean/EWMA']
 
-    Args:
-        branches: See :class:`ParallelSettings`.
-        axis: See there.
-        relabel_axis: See there.
+    Its arguments are the fields of :class:`ParallelSettings`.
 
     Raises:
         TypeError: A branch has no stage, or one that cannot be called, or a stage gives something else than a message.

@@ -128,15 +128,10 @@ def _dtype_of(message: AxisArray) -> str | None:
 
 def _entry(step: Passed) -> AsArrayTransformer | None:
     """The stage, if it is the conversion to MLX that a run begins with."""
-    if (
-        type(step.stage) is AsArrayTransformer
-        and type(step.message.data) is np.ndarray
-        and step.message.data.dtype in ON_ENTRY
-        and isinstance(step.output, AxisArray)
-        and _dtype_of(step.output) == "float32"
-    ):
-        return step.stage
-    return None
+    stage, data = step.stage, step.message.data
+    if not (type(stage) is AsArrayTransformer and type(data) is np.ndarray and data.dtype in ON_ENTRY):
+        return None
+    return stage if isinstance(step.output, AxisArray) and _dtype_of(step.output) == "float32" else None
 
 
 def _exit(step: Passed) -> AsArrayTransformer | None:

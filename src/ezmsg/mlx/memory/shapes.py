@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import collections
 import dataclasses
+import itertools
 import math
 import statistics
 import sys
@@ -40,15 +42,11 @@ def suggested_sizes(counts: Mapping[int, int]) -> tuple[int, ...]:
     if not lengths:
         return ()
     steady = max(lengths, key=lambda length: (lengths[length], -length))
-    half, seen, median = sum(lengths.values()) / 2, 0, steady
-    for length in sorted(lengths):
-        seen += lengths[length]
-        if seen >= half:
-            median = length
-            break
-    smallest, longest = min(steady, median), max(lengths)
-    sizes = (smallest * _FACTOR**power for power in range(N_SIZES))
-    return tuple(size for size in sizes if size <= longest)
+    ordered = sorted(lengths)
+    totals = [*itertools.accumulate(lengths[length] for length in ordered)]
+    median = ordered[bisect.bisect_left(totals, totals[-1] / 2)]
+    sizes = (min(steady, median) * _FACTOR**power for power in range(N_SIZES))
+    return tuple(size for size in sizes if size <= ordered[-1])
 
 
 MOST_IN_SUMMARY = 12
@@ -100,6 +98,19 @@ class NodeShapes:
     def once(self) -> tuple[int, ...]:
         """The lengths that came once, in samples, in increasing order."""
         return tuple(sorted(use.length for use in self.lengths if use.n_messages == 1))
+
+    def summary(self, most: int) -> dict[str, Any]:
+        """See :meth:`ShapeReport.summary`."""
+        steady = self.steady
+        return {
+            "node": self.node,
+            "n_messages": self.n_messages,
+            "n_lengths": self.n_lengths,
+            "n_once": len(self.once),
+            "lengths": [
+                dataclasses.asdict(use) for use in sorted(self.lengths, key=lambda use: use is not steady)[:most]
+            ],
+        }
 
     @property
     def rechunk_sizes(self) -> tuple[int, ...]:
@@ -153,26 +164,13 @@ class ShapeReport:
             ``capacity`` of each cache of plans on CUDA that counts lengths. A node has ``node``, ``n_messages``,
             ``n_lengths``, ``n_once`` and ``lengths``, dictionaries of :class:`LengthUse`.
         """
-        nodes = []
-        for node in self.nodes[:MOST_IN_SUMMARY]:
-            steady = node.steady
-            lengths = sorted(node.lengths, key=lambda use: use is not steady)[:most]
-            nodes.append(
-                {
-                    "node": node.node,
-                    "n_messages": node.n_messages,
-                    "n_lengths": node.n_lengths,
-                    "n_once": len(node.once),
-                    "lengths": [dataclasses.asdict(use) for use in lengths],
-                }
-            )
         at_most, capacities = self.plans_at_most, {} if self.plans is None else self.plans.capacities
         return {
             "cache_mb": self.cache_mb,
             "n_lengths": self.n_lengths,
             "compiled": self.compiled,
             "plans": {name: {"at_most": n, "capacity": capacities[name]} for name, n in at_most.items()},
-            "nodes": nodes,
+            "nodes": [node.summary(most) for node in self.nodes[:MOST_IN_SUMMARY]],
         }
 
     def __str__(self) -> str:
