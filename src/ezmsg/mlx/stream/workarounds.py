@@ -33,7 +33,7 @@ import os
 import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import ezmsg.core as ez
 from ezmsg.core.backendprocess import DefaultBackendProcess
@@ -61,32 +61,30 @@ def apply_workarounds(environ: Mapping[str, str] = os.environ) -> None:
         raise ValueError(f"{VARIABLE} must be '0' or '1', got {wanted!r}")
     if wanted == "0":
         return
-    if loses_reattachment():
-        ChannelProtocol._reattach_shm = _held_until_done(ChannelProtocol._reattach_shm)  # type: ignore[method-assign]
-    if iterates_while_it_waits():
-        Publisher.__init__ = _with_channels_that_may_change(Publisher.__init__)  # type: ignore[method-assign]
-    if suppresses_cancellation():
-        SHMContext.wait_closed = _that_can_be_cancelled(SHMContext.wait_closed)  # type: ignore[method-assign]
+    for kind, method, has_fault, cure in _CURES:
+        found = getattr(kind, method, None)
+        if found is not None and not hasattr(found, "__wrapped__") and has_fault():
+            setattr(kind, method, cure(found))
     # A forked process inherits the classes as they are here; a spawned one unpickles this.
     copyreg.pickle(DefaultBackendProcess, _reduce_with_workarounds)
 
 
-def loses_reattachment() -> bool:
-    """Whether ezmsg starts the task that follows to new memory without keeping it, and nothing here does so yet."""
+def _loses_reattachment() -> bool:
+    """Whether ezmsg starts the task that follows to new memory without keeping it."""
     names = _names_in(ChannelProtocol, "frames_available")
     is_kept = any(name == "add" or ("task" in name and name != "create_task") for name in names)
-    return {"create_task", "_reattach_shm"} <= names and not is_kept and not _is_wrapped(ChannelProtocol._reattach_shm)
+    return {"create_task", "_reattach_shm"} <= names and not is_kept
 
 
-def iterates_while_it_waits() -> bool:
-    """Whether ezmsg iterates over a dictionary of subscribers while it waits for one, and is not kept from it yet."""
+def _iterates_while_it_waits() -> bool:
+    """Whether ezmsg iterates over a dictionary of subscribers while it waits for one."""
     names = _names_in(Publisher, "broadcast")
-    return {"_channels", "values"} <= names and not {"list", "tuple"} & names and not _is_wrapped(Publisher.__init__)
+    return {"_channels", "values"} <= names and not {"list", "tuple"} & names
 
 
-def suppresses_cancellation() -> bool:
-    """Whether ezmsg suppresses the cancellation of what waits for closed memory, and is not kept from it yet."""
-    return "suppress" in _names_in(SHMContext, "wait_closed") and not _is_wrapped(SHMContext.wait_closed)
+def _suppresses_cancellation() -> bool:
+    """Whether ezmsg suppresses the cancellation of what waits for closed memory."""
+    return "suppress" in _names_in(SHMContext, "wait_closed")
 
 
 def _names_in(kind: type, method: str) -> set[str]:
@@ -94,11 +92,10 @@ def _names_in(kind: type, method: str) -> set[str]:
     return set(inspect.unwrap(found).__code__.co_names) if (found := getattr(kind, method, None)) is not None else set()
 
 
-def _is_wrapped(method: Callable[..., object]) -> bool:
-    return hasattr(method, "__wrapped__")
+Method: TypeAlias = Callable[..., Coroutine[Any, Any, None]]
 
 
-def _held_until_done(method: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Coroutine[Any, Any, None]]:
+def _held_until_done(method: Method) -> Method:
     @functools.wraps(method)
     async def held(*args: object, **kwargs: object) -> None:
         task = asyncio.current_task()
@@ -111,9 +108,7 @@ def _held_until_done(method: Callable[..., Coroutine[Any, Any, None]]) -> Callab
     return held
 
 
-def _that_can_be_cancelled(
-    method: Callable[..., Coroutine[Any, Any, None]],
-) -> Callable[..., Coroutine[Any, Any, None]]:
+def _that_can_be_cancelled(method: Method) -> Method:
     @functools.wraps(method)
     async def wait_closed(self: SHMContext) -> None:
         if (task := getattr(self, "_graph_task", None)) is not None:
@@ -151,6 +146,14 @@ def _with_channels_that_may_change(init: Callable[..., None]) -> Callable[..., N
             self._channels = _Channels(self._channels)
 
     return init_with_channels
+
+
+_CURES: tuple[tuple[type, str, Callable[[], bool], Callable[..., Callable]], ...] = (
+    (ChannelProtocol, "_reattach_shm", _loses_reattachment, _held_until_done),
+    (Publisher, "__init__", _iterates_while_it_waits, _with_channels_that_may_change),
+    (SHMContext, "wait_closed", _suppresses_cancellation, _that_can_be_cancelled),
+)
+"""Methods, whether the installed ezmsg has the fault in question, and what mends the method."""
 
 
 def _reduce_with_workarounds(process: DefaultBackendProcess) -> tuple:
