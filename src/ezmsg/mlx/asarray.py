@@ -162,7 +162,7 @@ class AsArrayTransformer(
         self._asked_for_limit, self._counts = True, self._shapes.seen
 
     def _to_mlx(self, message: AxisArray, data: object, dtype: str | None) -> AxisArray:
-        if is_mlx_array(data):
+        if type(data) is not np.ndarray and is_mlx_array(data):
             if dtype is None or dtype_name(data) == dtype.rstrip("_"):
                 return message
             converted, narrowed = mlx_to_mlx(data, dtype, rounds=self.settings.rounding == "nearest")

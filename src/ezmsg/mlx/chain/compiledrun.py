@@ -34,7 +34,7 @@ from ..stream.convert import (
     read_block,
     upload,
 )
-from ..stream.device import Bus, bus, keep_on_host
+from ..stream.device import bus, keep_on_host
 from ..stream.fusible import Array, FusedStage
 from ..stream.hostmemory import Block, device_memory, mlx_name
 from .fusedrun import ON_ENTRY, Configured, Ends, FusedRun, Key, Loaded, Plan, Resident
@@ -289,11 +289,12 @@ class CompiledRun(FusedRun[Flat, Begun]):
         marks = [x.reshape(-1)[:1].astype(mx.float32)] if self.ends.exit is None else []
         results: list[mx.array] = []
         if y is not None:
-            data = cast(mx.array, y)
+            assert isinstance(y, mx.array)
+            data = y
             if writes and data.dtype == mx.bool_:
                 data = data.astype(mx.float32)
             data = data if self._integer is None else mlx_to_integers(data, self._integer)
-            results = [cast(Bus, self._bus).write(data, given[0]) if writes else data]
+            results = [self._bus.write(data, given[0]) if writes and self._bus is not None else data]
         return [*itertools.chain(*cast("Sequence[tuple[mx.array, ...]]", after)), *results, *marks]
 
     def _begin(self, data: npt.NDArray | mx.array, state: Flat, steps: Plan) -> Begun:

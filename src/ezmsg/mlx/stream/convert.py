@@ -15,9 +15,10 @@ from __future__ import annotations
 import copyreg
 import functools
 import math
+import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, cast, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -284,9 +285,10 @@ def numpy_to_mlx(data: np.ndarray, dtype: str | None = None, *, rounds: bool = F
         TypeError: A dtype that MLX cannot hold (object, text, structured, datetime, extended precision without
             an explicit *dtype*), complex data with a real *dtype*, or a masked array with masked entries.
     """
-    mx = import_mlx()
-    if dtype is None and type(data) is np.ndarray and data.dtype in _SAME_IN_MLX and _has_mlx_strides(data):
-        uploaded = _uploaded(data, data.dtype)
+    # An import statement would take longer than all else here but the copy.
+    mx = sys.modules.get("mlx.core") or import_mlx()
+    if dtype is None and type(data) is np.ndarray and (own := data.dtype) in _SAME_IN_MLX and _has_mlx_strides(data):
+        uploaded = _uploaded(data, own)
         return (keep_on_host(mx.array(data)) if uploaded is None else uploaded), ""
     if isinstance(data, np.ma.MaskedArray):
         if np.ma.is_masked(data):
@@ -331,9 +333,11 @@ def _uploaded(data: npt.NDArray, dtype: np.dtype, widen_to: str | None = None) -
 
     None where that is not done: MLX is to copy it.
     """
-    is_small = data.size * _itemsize(widen_to or dtype.name) < LEAST_STAGED
-    copies = bus() if dtype in _UPLOADED and not is_small and widen_to in (None, "float32") else None
-    return None if copies is None else upload(copies, data, dtype, widen_to or mlx_name(dtype))
+    if (copies := bus()) is None or dtype not in _UPLOADED or widen_to not in (None, "float32"):
+        return None
+    if data.size * (4 if widen_to else dtype.itemsize) < LEAST_STAGED:
+        return None
+    return upload(copies, data, dtype, widen_to or mlx_name(dtype))
 
 
 def upload(copies: Bus, data: npt.NDArray, dtype: np.dtype, target: str) -> mx.array:
@@ -537,6 +541,7 @@ def begin_reading(data: mx.array, dtype: str | None = None, *, rounds: bool = Fa
         return Unread(data, None, shape, source, dtype, rounds)
     block = device_memory().take(data.nbytes)
     block.expect(data.nbytes)
-    done = copies.write(data, cast("mx.array", block.array))
+    assert block.array is not None
+    done = copies.write(data, block.array)
     mx.async_eval(done, beside)
     return Unread(done, block, shape, source, dtype, rounds)
