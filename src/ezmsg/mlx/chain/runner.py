@@ -31,10 +31,6 @@ class Passed(NamedTuple):
     stands_twice: bool
     """Whether the stage stands in the chain more than once: a fused run would keep its state from the other place."""
 
-    def has_samples(self) -> bool:
-        """Whether there were samples to set the state of the stage up with."""
-        return 0 not in self.message.data.shape
-
 
 class Alone:
     """A stage that is run by itself, with messages like the one that it was found with."""
@@ -382,7 +378,8 @@ class Runner:
         self._found[number].remove(run)
 
     def _plan(self, passed: list[Passed], undo: Undo) -> None:
-        if not all(step.has_samples() for step in passed):
+        # Without samples there was nothing to set the state of a stage up with.
+        if any(0 in step.message.data.shape for step in passed):
             return
         self._n_plans_left -= 1
         if not self._n_plans_left:

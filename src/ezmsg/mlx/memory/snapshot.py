@@ -99,7 +99,7 @@ def process_memory() -> tuple[float, float]:
     """Resident set and footprint of this process, in bytes."""
     try:
         if sys.platform == "darwin":
-            return _parse_rusage(_read_rusage())
+            return _memory_on_macos()
         # smaps_rollup, from which psutil has its USS, walks the page tables, which takes long in a process
         # of several GiB.
         with open("/proc/self/status", "rb", buffering=0) as status:
@@ -123,16 +123,11 @@ _RUSAGE_INFO_V0 = 0
 _RUSAGE_STRUCT = struct.Struct("=16s10Q")
 
 
-def _read_rusage() -> bytes:
+def _memory_on_macos() -> tuple[float, float]:
     buffer = ctypes.create_string_buffer(_RUSAGE_STRUCT.size)
     if ctypes.CDLL("/usr/lib/libproc.dylib").proc_pid_rusage(os.getpid(), _RUSAGE_INFO_V0, buffer):
         raise OSError("proc_pid_rusage failed")
-    return buffer.raw
-
-
-def _parse_rusage(rusage: bytes) -> tuple[float, float]:
-    """Resident set and footprint in bytes from a ``struct rusage_info_v0``."""
-    fields = _RUSAGE_STRUCT.unpack(rusage)
+    fields = _RUSAGE_STRUCT.unpack(buffer.raw)
     return float(fields[7]), float(fields[8])
 
 
