@@ -22,8 +22,8 @@ from ezmsg.mlx.memory import (
     memory_snapshot,
     monitor,
 )
-from ezmsg.mlx.memory import snapshot as snapshots
-from ezmsg.mlx.memory import snapshot as system
+from ezmsg.mlx.memory import monitor as snapshots
+from ezmsg.mlx.memory import monitor as system
 from ezmsg.mlx.stream.hostmemory import HostMemoryUse
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")

@@ -9,7 +9,7 @@ pytest.importorskip("rich")
 from rich.console import Console
 
 from ezmsg.mlx.memory.__main__ import PANELS, lengths_table, memory_table, save_plot
-from ezmsg.mlx.memory.snapshot import MemorySnapshot
+from ezmsg.mlx.memory.monitor import MemorySnapshot
 
 LONG = "EXPERIMENT/RECORDING/PREPROCESSING/TO_MLX_CONVERTER_FOR_THE_ARRAY_IN_MOTOR_CORTEX"
 MEMORY = MemorySnapshot(12.3, 511.2, 88.0, 512.0, 24.0, 1234.0, 1000.0, math.nan)

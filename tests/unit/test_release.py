@@ -10,10 +10,9 @@ from helpers.processes import RecordedLog, in_forked_child, in_fresh_process
 
 from ezmsg.mlx import AsArrayTransformer, MemoryMonitorProducer, MemoryMonitorSettings
 from ezmsg.mlx.cache import lifted_cache_limit, release_cache
+from ezmsg.mlx.memory import monitor as pressure
 from ezmsg.mlx.memory import monitor as release
-from ezmsg.mlx.memory import snapshot as pressure
-from ezmsg.mlx.memory.monitor import CacheRelease
-from ezmsg.mlx.memory.snapshot import LinuxPressure, mac_pressure
+from ezmsg.mlx.memory.monitor import CacheRelease, LinuxPressure, mac_pressure
 
 mx = pytest.importorskip("mlx.core")
 MIB = 1 << 20

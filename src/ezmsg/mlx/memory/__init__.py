@@ -6,9 +6,16 @@ misses the device. :func:`memory_snapshot` reads everything at once, without wai
 lengths fill the cache.
 """
 
-from .monitor import MemoryMonitor, MemoryMonitorProducer, MemoryMonitorSettings, MemoryMonitorState
+from .monitor import (
+    MEMORY_METRICS,
+    MemoryMonitor,
+    MemoryMonitorProducer,
+    MemoryMonitorSettings,
+    MemoryMonitorState,
+    MemorySnapshot,
+    memory_snapshot,
+)
 from .shapes import LengthUse, NodeShapes, ShapeReport, shape_report
-from .snapshot import MEMORY_METRICS, MemorySnapshot, memory_snapshot
 
 __all__ = [
     "MEMORY_METRICS",

@@ -23,8 +23,7 @@ from ezmsg.core.graphserver import GraphService
 from ezmsg.core.netprotocol import DEFAULT_HOST, SERVER_PORT_START_DEFAULT, SERVER_PORT_START_ENV, Address
 from ezmsg.util.messages.axisarray import AxisArray, CoordinateAxis, LinearAxis
 
-from .monitor import MemoryMonitor
-from .snapshot import MemorySnapshot
+from .monitor import MemoryMonitor, MemorySnapshot
 
 if typing.TYPE_CHECKING:
     from matplotlib.axes import Axes
