@@ -2,7 +2,9 @@
 
 A kernel of the recurrence ``"recurrentcell"`` is a module with one function, ``run(x, weights, state) -> state``: one
 step of one layer. *x* is float32 of shape (batch, input). A state is a tuple of float32 arrays of shape
-(batch, hidden): ``(h,)`` of a GRU and ``(h, c)`` of an LSTM. The result is ``h``. With the products
+(batch, hidden): ``(h,)`` of a GRU and ``(h, c)`` of an LSTM. The result is ``h``. Where a second function,
+``stack(weights, n_rows) -> StackKernel | None``, is there, it makes what computes several layers in one launch. With
+the products
 ``a = Wx x + b`` and ``u = Wh h``, split into gates, in the order of both MLX and PyTorch:
 
 - GRU: ``r = sigmoid(a_r + u_r)``, ``z = sigmoid(a_z + u_z)``, ``n = tanh(a_n + r * (u_n + bhn))``,
