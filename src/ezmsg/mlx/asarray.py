@@ -170,7 +170,8 @@ class AsArrayTransformer(
             data = data if isinstance(data, np.ndarray) else np.asarray(data)
             rounds = dtype is not None and self.settings.rounding == "nearest"
             converted, narrowed = numpy_to_mlx(data, dtype, rounds=rounds)
-        self._tell_narrowing(narrowed, "MLX")
+        if narrowed:
+            self._tell_narrowing(narrowed, "MLX")
         return replace(message, data=converted)
 
     def _tell_narrowing(self, narrowed: str, target: str) -> None:

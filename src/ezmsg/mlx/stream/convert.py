@@ -15,7 +15,6 @@ from __future__ import annotations
 import copyreg
 import functools
 import math
-import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, get_args
@@ -256,8 +255,9 @@ def _itemsize(mlx_dtype: str) -> int:
 
 def _has_mlx_strides(data: np.ndarray) -> bool:
     """Whether no stride is negative, or a fraction of an item as in a field of a packed record."""
+    itemsize = data.itemsize
     for stride in data.strides:
-        if stride < 0 or stride % data.itemsize:
+        if stride < 0 or stride % itemsize:
             return False
     return True
 
@@ -285,8 +285,7 @@ def numpy_to_mlx(data: np.ndarray, dtype: str | None = None, *, rounds: bool = F
         TypeError: A dtype that MLX cannot hold (object, text, structured, datetime, extended precision without
             an explicit *dtype*), complex data with a real *dtype*, or a masked array with masked entries.
     """
-    # An import statement would take longer than all else here but the copy.
-    mx = sys.modules.get("mlx.core") or import_mlx()
+    mx = import_mlx()
     if dtype is None and type(data) is np.ndarray and (own := data.dtype) in _SAME_IN_MLX and _has_mlx_strides(data):
         uploaded = _uploaded(data, own)
         return (keep_on_host(mx.array(data)) if uploaded is None else uploaded), ""

@@ -242,7 +242,13 @@ class Bus(NamedTuple):
 
 def bus() -> Bus | None:
     """The kernels that copy over the bus; None where MLX computes in memory that the host reads."""
-    return _bus() if gpu_backend() == "cuda" and uses_gpu() else None
+    return _bus() if _has_cuda() and uses_gpu() else None
+
+
+@functools.cache
+def _has_cuda() -> bool:
+    # Asked for each message.
+    return gpu_backend() == "cuda"
 
 
 @functools.cache
