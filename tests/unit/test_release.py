@@ -1,5 +1,6 @@
 """The cache is given back in silence and under pressure, and comes back with the next message."""
 
+import gc
 import sys
 from pathlib import Path
 
@@ -66,6 +67,17 @@ def test_the_cache_is_given_back_once_after_silence(clock):
             # Not again before another message has come.
             assert idle.poll() == 0.0
     assert len([line for line in log.infos if "no message came for 10 s" in line]) == 3
+
+
+def test_a_node_that_is_gone_is_no_message(clock):
+    node, idle = AsArrayTransformer(backend="mlx"), CacheRelease(10.0, None, clock)
+    node(message())
+    idle.poll()
+    fill_cache()
+    clock.now += 10.0
+    del node
+    gc.collect()
+    assert idle.poll() >= 8.0
 
 
 def test_without_the_option_nothing_is_given_back(clock):

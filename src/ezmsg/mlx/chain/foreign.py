@@ -394,35 +394,34 @@ def _designed_time(stage: FilterByDesignTransformer, tolerance: float, gain: flo
     return filter_time(coefs, "ba" if isinstance(coefs, tuple) else "sos", tolerance, gain)
 
 
-_TIMES: dict[Settling, tuple[type, ...]] = {
+def _average_time(stage: EWMATransformer | AdaptiveStandardScalerTransformer, tolerance: float, gain: float) -> float:
+    return averaging_time(stage.settings.time_constant, tolerance)
+
+
+def _filter_time(stage: FilterTransformer, tolerance: float, gain: float) -> float:
+    return filter_time(stage.settings.coefs, stage.settings.coef_type, tolerance, gain)
+
+
+_TIMES: dict[type, Settling] = {
     # Their states hold what follows from the shape of a message.
-    lambda stage, tolerance, gain: 0.0: (
-        AffineTransformTransformer,
-        sigproc.CommonRereferenceTransformer,
-        RangedAggregateTransformer,
-        SlicerTransformer,
-        SpectrumTransformer,
-        TransposeTransformer,
-    ),
-    lambda stage, tolerance, gain: gain: (DiffTransformer,),
-    lambda stage, tolerance, gain: averaging_time(stage.settings.time_constant, tolerance): (
-        AdaptiveStandardScalerTransformer,
-        DetrendTransformer,
-        EWMATransformer,
-    ),
-    lambda stage, tolerance, gain: filter_time(stage.settings.coefs, stage.settings.coef_type, tolerance, gain): (
-        FilterTransformer,
-    ),
-    _designed_time: (
-        ButterworthFilterTransformer,
-        ChebyshevFilterTransformer,
-        FIRFilterTransformer,
-        KaiserFilterTransformer,
-    ),
+    AffineTransformTransformer: lambda stage, tolerance, gain: 0.0,
+    sigproc.CommonRereferenceTransformer: lambda stage, tolerance, gain: 0.0,
+    RangedAggregateTransformer: lambda stage, tolerance, gain: 0.0,
+    SlicerTransformer: lambda stage, tolerance, gain: 0.0,
+    SpectrumTransformer: lambda stage, tolerance, gain: 0.0,
+    TransposeTransformer: lambda stage, tolerance, gain: 0.0,
+    DiffTransformer: lambda stage, tolerance, gain: gain,
+    AdaptiveStandardScalerTransformer: _average_time,
+    DetrendTransformer: _average_time,
+    EWMATransformer: _average_time,
+    FilterTransformer: _filter_time,
+    ButterworthFilterTransformer: _designed_time,
+    ChebyshevFilterTransformer: _designed_time,
+    FIRFilterTransformer: _designed_time,
+    KaiserFilterTransformer: _designed_time,
 }
-for _time, _kinds in _TIMES.items():
-    for _kind in _kinds:
-        settling_of(_kind, _time)
+for _kind, _time in _TIMES.items():
+    settling_of(_kind, _time)
 
 
 class _BeginsAt(BinnedAggregateState):
