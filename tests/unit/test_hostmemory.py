@@ -301,6 +301,17 @@ def test_memory_of_messages_is_written_to_again_when_the_device_has_read_it(devi
     assert blocks[4:] == blocks[:6]
 
 
+def test_memory_of_messages_is_given_back_without_a_look_at_what_another_thread_computes(device, monkeypatch):
+    monkeypatch.setattr(hostmemory, "IDLE_SECONDS", 0.02)
+    monkeypatch.setattr(mx, "eval", lambda *what: pytest.fail("asked for in a thread of its own"))
+    for n_bytes in (1, 1, 1 << 20):
+        device.give_back_after(device.take(n_bytes), [mx.zeros(1)])
+    sweeper = device._sweeper
+    assert sweeper is not None
+    sweeper.join(60.0)
+    assert not sweeper.is_alive() and device.use() == (0, 0, 0)
+
+
 def test_a_result_is_there_when_the_device_says_so_or_mlx_does(device, monkeypatch):
     waited_for: list[object] = []
     monkeypatch.setattr(mx, "eval", lambda what: waited_for.append(what))

@@ -223,8 +223,13 @@ class HostMemory:
                 self._sweep_later()
 
     def give_back_after(self, block: Block, marks: Sequence[mx.array]) -> None:
-        """Have *block* used again, once *marks* are there; their evaluation has begun."""
+        """Have *block* used again, once *marks* are there; their evaluation has begun.
+
+        Only the thread that takes blocks asks for *marks*: they may be the state of a chain, which its next message is
+        computed from, and MLX does not allow two threads to use an array that is not there yet.
+        """
         with self._lock:
+            block.idle_since = time.monotonic()
             self._read.setdefault(block.size, deque()).append((block, marks))
             self._n_read += block.size
             if self._sweeper is None:
@@ -285,8 +290,13 @@ class HostMemory:
                     self._n_idle -= size
                 if not idle:
                     del self._idle[size]
-            for size in [size for size, read in self._read.items() if not read]:
-                del self._read[size]
+            for size, read in tuple(self._read.items()):
+                # Not asked whether the device has read it: MLX keeps the memory for as long as it does.
+                while read and read[0][0].idle_since <= before:
+                    freed.append(read.popleft()[0])
+                    self._n_read -= size
+                if not read:
+                    del self._read[size]
         for block in freed:
             _free(block)
 
@@ -338,7 +348,6 @@ def _sweep(memory: Callable[[], HostMemory | None]) -> None:
         kept = memory()
         if kept is None:
             return
-        kept._wait_for_read()
         kept.free(IDLE_SECONDS)
         with kept._lock:
             if kept._is_empty():
