@@ -13,6 +13,7 @@ import ezmsg.core as ez
 import numpy as np
 import pytest
 from ezmsg.baseproc import BaseTransformer
+from ezmsg.sigproc.binned_aggregate import BinnedAggregateTransformer
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
@@ -23,7 +24,7 @@ from helpers.on_no_gpu import as_on_a_gpu, compiled_run, results_written
 from helpers.processes import in_forked_child
 from helpers.speed_messages import messages_of
 
-from ezmsg.mlx import AsArrayTransformer, ChainTransformer, PowTransformer, ReadLateTransformer
+from ezmsg.mlx import AsArrayTransformer, ChainTransformer, EWMATransformer, PowTransformer, ReadLateTransformer
 from ezmsg.mlx.cache import auto
 from ezmsg.mlx.chain import compiledrun
 from ezmsg.mlx.memory import memory_snapshot
@@ -394,6 +395,28 @@ def test_what_is_held_never_changes_while_the_stream_goes_on(kind, source, n, on
     assert memory_in_use().lent <= 2 * most
     for name, holder, expected in held:
         assert _bytes_of(name, holder) == _bytes_of(name, HOLDERS[name](expected)), name
+
+
+def test_what_other_threads_wait_for_is_nothing_that_the_stream_computes_with(device, monkeypatch):
+    """MLX ends the process where one thread waits for an array that another one computes with."""
+    monkeypatch.setattr(compiledrun, "device_memory", lambda: device)
+    mx.disable_compile()
+    with as_on_a_gpu(), results_written():
+        chain = ChainTransformer(
+            make_chain=lambda: [
+                AsArrayTransformer(backend="mlx", dtype="float32"),
+                EWMATransformer(time_constant=0.1),
+                BinnedAggregateTransformer(bin_duration=0.01),
+                AsArrayTransformer(backend="numpy"),
+            ],
+            lengths=(30,),
+        )
+        n_results = [len(chain(message).data) for message in messages_of(30, 8, 24)]
+        state = set(map(id, compiled_run(chain).resident.arrays))
+    mx.enable_compile()
+    marks = [mark for read in device._read.values() for _, marks in read for mark in marks]
+    assert sum(n_results) == 2 and n_results[-1] == 0 and marks and state
+    assert not state & set(map(id, marks))
 
 
 def as_one():

@@ -285,8 +285,12 @@ class CompiledRun(FusedRun[Flat, Begun]):
             # The memory of a message is written to again: nothing that is kept may be a part of it.
             wide = x * 1.0 if self._stages_wide else x
         y, after = self._apply(wide, _grouped(flat, sizes), steps.key[1], steps.lengths)
-        # Where nobody waits for the result here, one sample, which is there when all of the message is done.
-        marks = [x.reshape(-1)[:1].astype(mx.float32)] if self.ends.exit is None else []
+        state: Flat = [*itertools.chain(*cast("Sequence[tuple[mx.array, ...]]", after))]
+        # Where nobody waits for a result here, something else that is there when all of the message is done.
+        if self.ends.exit is None or not (state or steps.lengths[-1]):
+            marks = [x.reshape(-1)[:1].astype(mx.float32)]
+        else:
+            marks = [] if steps.lengths[-1] else [mx.expand_dims(state[0], 0)]
         results: list[mx.array] = []
         if y is not None:
             assert isinstance(y, mx.array)
@@ -295,7 +299,7 @@ class CompiledRun(FusedRun[Flat, Begun]):
                 data = data.astype(mx.float32)
             data = data if self._integer is None else mlx_to_integers(data, self._integer)
             results = [self._bus.write(data, given[0]) if writes and self._bus is not None else data]
-        return [*itertools.chain(*cast("Sequence[tuple[mx.array, ...]]", after)), *results, *marks]
+        return [*state, *results, *marks]
 
     def _begin(self, data: npt.NDArray | mx.array, state: Flat, steps: Plan) -> Begun:
         return self._started(self._functions[steps.key], data, state, steps)
@@ -318,10 +322,11 @@ class CompiledRun(FusedRun[Flat, Begun]):
         else:
             outputs = function.call(x, *state)
         mx.async_eval(outputs)
-        n_after, is_waited_for = steps.lengths[-1], self.ends.exit is not None
-        if not (n_after and is_waited_for):
-            # Of its own, since the thread that reads the result may wait for that meanwhile.
-            marks = outputs if is_waited_for else [outputs.pop()]
+        n_after = steps.lengths[-1]
+        if not n_after or self.ends.exit is None:
+            # Of its own, and none of the state: other threads wait for it while this one computes with that, and MLX
+            # ends the process where two threads use an array.
+            marks = [outputs.pop()]
             # Some two buffers of a message live at a time, besides what was uploaded.
             self._in_flight.add(marks, 3 * x.nbytes)
             if staged is not None:
