@@ -3,7 +3,7 @@
 First the chain band-pass of order 4, common reference, z-score, from int16 to float32, host to host, fused and
 stage by stage. Then conversions alone: up, one operation, down. Then the chain that ends in features. Each with the
 ways of reading that there are, and in turns, so that what else the machine does meets all alike. Medians and 99th
-percentiles in microseconds; a minute. ``--only`` takes some of these tables, or such that say where the time goes.
+percentiles in microseconds; two minutes.
 
 PyTorch has no such chain; it has the conversions, with pageable memory and through pinned memory, to and from which
 the message and the result are copied on the host, and once more without these copies, which is the bus alone.
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import functools
 import os
 import platform
@@ -75,21 +74,6 @@ def never_copied() -> contextlib.AbstractContextManager[object]:
     return mock.patch.object(hostmemory, "SMALL_RESULT", 0)
 
 
-def never_polled() -> contextlib.AbstractContextManager[object]:
-    """Results are waited for as MLX does, asleep."""
-    return mock.patch.object(hostmemory, "POLLED_BYTES", 0)
-
-
-def small_ones_written() -> contextlib.AbstractContextManager[object]:
-    """Small results, too, are written by a kernel."""
-    return mock.patch.object(compiledrun, "SMALL", 0.0)
-
-
-def by_one_thread() -> contextlib.AbstractContextManager[object]:
-    """Messages are copied by one thread."""
-    return mock.patch.object(sharedcopy, "HELPERS", 0)
-
-
 @contextlib.contextmanager
 def laid_out() -> Iterator[None]:
     """Results are copied on the device to memory of a size that nothing else has, and viewed there."""
@@ -116,15 +100,10 @@ def laid_out() -> Iterator[None]:
             yield
 
 
-USUAL = ("samples", "conversions", "up", "features", "cpu", "kept")
-TABLES = (*USUAL, "arrived", "kernels", "parts", "shared")
 WAYS: dict[str, Way] = {
     "as it is": contextlib.nullcontext,
     "always copied": always_copied,
     "never copied": never_copied,
-    "never polled": never_polled,
-    "small ones written": small_ones_written,
-    "by one thread": by_one_thread,
     "laid out by MLX, viewed": laid_out,
     "moved by MLX": moved_by_mlx,
 }
@@ -219,46 +198,40 @@ class Table:
         )
 
 
-N_TURN, N_SETTLING = 25, 5
-"""Messages of a turn, and those of them that are not counted: the processor's caches, and threads of the others that
-still look for work, are then as they are where nobody else computes."""
-
-
 def in_turns(
     runs: dict[str, tuple[Way, Run]], messages: Sequence[AxisArray], n_first: int, check: bool = True
 ) -> dict[str, list[float]]:
-    """Microseconds of each message in each way, some messages at a time; a way that raises is said and left out."""
+    """Microseconds of each message in each way; a way that raises is said and left out.
+
+    Each begins as often as the others: a large message is in the processor's cache for all but the first.
+    """
     times: dict[str, list[float]] = {name: [] for name in runs}
-    n_turn = min(N_TURN, max(len(messages) // 4, 1))
-    n_settling = min(N_SETTLING, n_turn // 2)
-    checked = {n_first, len(messages) - 1} if check else set()
-    results: dict[tuple[int, str], npt.NDArray] = {}
-    for turn, start in enumerate(range(0, len(messages), n_turn)):
+    for number, message in enumerate(messages):
+        results = {}
         order = tuple(runs.items())
-        begin = turn % max(len(order), 1)
-        for name, (way, run) in order[begin:] + order[:begin]:
+        start = number % max(len(order), 1)
+        for name, (way, run) in order[start:] + order[:start]:
             try:
                 with way():
-                    for number, message in enumerate(messages[start : start + n_turn], start):
-                        began = time.perf_counter()
-                        result = run(message)
-                        took = time.perf_counter() - began
-                        if number >= n_first and number >= start + n_settling:
-                            times[name].append(1e6 * took)
-                        if number in checked:
-                            results[number, name] = np.array(result)
-                        del result
+                    began = time.perf_counter()
+                    result = run(message)
+                    took = time.perf_counter() - began
             except Exception as error:
                 print(f"{name}: {type(error).__name__}: {error}", flush=True)
                 runs.pop(name)
-    for number in checked:
-        found = {name: result for (of, name), result in results.items() if of == number}
-        first, *others = found
-        for name in others:
-            differs = float(np.max(np.abs(found[name] - found[first]), initial=0.0))
-            scale = float(np.max(np.abs(found[first]), initial=1e-30))
-            if not differs <= 1e-4 * scale:
-                print(f"WRONG: {name} differs from {first} by {differs:.3g} of {scale:.3g}", flush=True)
+                continue
+            if number >= n_first:
+                times[name].append(1e6 * took)
+            if check and number in (n_first, len(messages) - 1):
+                results[name] = np.array(result)
+            del result
+        if len(results) > 1:
+            first, *others = results
+            for name in others:
+                differs = float(np.max(np.abs(results[name] - results[first]), initial=0.0))
+                scale = float(np.max(np.abs(results[first]), initial=1e-30))
+                if not differs <= 1e-4 * scale:
+                    print(f"WRONG: {name} differs from {first} by {differs:.3g} of {scale:.3g}", flush=True)
     return times
 
 
@@ -302,152 +275,6 @@ def conversions(
             for group in groups_of(runs):
                 table.add("conversions", shape, dtype, in_turns(group, turns, 10))
             table.add("conversions", shape, dtype, in_turns(alone, turns, 10, check=False))
-
-
-def parts(table: Table, shapes: Sequence[tuple[int, int]], n: int) -> None:
-    """What a conversion up and down consists of, each part with what it takes the host."""
-    for shape in shapes:
-        for dtype in ("int16", "float32"):
-            messages = [replace(m, data=m.data.astype(dtype)) for m in messages_of(*shape, 8)]
-            to_mlx = mlx.AsArrayTransformer(backend="mlx", dtype="float32")
-            to_numpy = mlx.AsArrayTransformer(backend="numpy")
-            for way in ("as it is", "never polled"):
-                times: dict[str, list[float]] = {}
-                at = 0.0
-
-                def took(name: str, times: dict[str, list[float]] = times) -> None:
-                    nonlocal at
-                    now = time.perf_counter()
-                    times.setdefault(f"{name}, {way}", []).append(1e6 * (now - at))
-                    at = time.perf_counter()
-
-                with WAYS[way]():
-                    for number in range(count_of(shape, n) + 10):
-                        began = at = time.perf_counter()
-                        message = to_mlx(messages[number % 8])
-                        took("to MLX")
-                        y = message.data * 1.0001
-                        took("one operation")
-                        unread = convert.begin_reading(y)
-                        took("beginning to read")
-                        result = unread.read(polls=True)
-                        took("reading")
-                        at = began
-                        took("all")
-                        to_numpy(replace(message, data=result))
-                        del message, y, unread, result
-                table.add("parts", shape, dtype, {name: values[10:] for name, values in times.items()})
-
-
-def pinned(n_bytes: int) -> tuple[npt.NDArray[np.uint8], Callable[[tuple[int, int]], mx.array]] | None:
-    """Memory that the driver pins, which MLX cannot have as an array, and what reads float32 from it by a kernel."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
-    at = ctypes.c_void_p()
-    if driver.cuMemHostAlloc(ctypes.byref(at), ctypes.c_size_t(n_bytes), 3) or not at.value:
-        return None
-    memory = np.frombuffer((ctypes.c_ubyte * n_bytes).from_address(at.value), np.uint8)
-    where = mx.array(np.array([at.value], np.uint64))
-    source = """
-const float* x = reinterpret_cast<const float*>(address[0]);
-const size_t thread = blockIdx.x * size_t(256) + threadIdx.x;
-reinterpret_cast<ulonglong2*>(y)[thread] = reinterpret_cast<const ulonglong2*>(x)[thread];
-"""
-    kernel = mx.fast.cuda_kernel(name="from_pinned", input_names=["address"], output_names=["y"], source=source)
-
-    def read(shape: tuple[int, int]) -> mx.array:
-        size = {"grid": (shape[0] * shape[1] // 4, 1, 1), "threadgroup": (256, 1, 1)}
-        return kernel(inputs=[where], output_shapes=[shape], output_dtypes=[mx.float32], **size)[0]
-
-    return memory, read
-
-
-def kernels(table: Table, shapes: Sequence[tuple[int, int]], n: int) -> None:
-    """The two kernels, and an operation of MLX: the call, the start, and the wait, polled for or asleep."""
-    copies = bus_of_device()
-    if copies is None:
-        return
-    for shape in shapes:
-        x, ones = mx.ones(shape), np.ones(shape, np.float32)
-        mx.eval(x)
-        block = hostmemory.device_memory().take(x.nbytes)
-        staged = block.filled(ones, ones.dtype)
-        found = pinned(x.nbytes)
-        times: dict[str, list[float]] = {}
-
-        def timed(name: str, call: Callable[[], mx.array], polls: bool = False, times: dict = times) -> None:
-            if polls:
-                block.expect(x.nbytes)
-            began = time.perf_counter()
-            made = call()
-            called = time.perf_counter()
-            mx.async_eval(made)
-            started = time.perf_counter()
-            block.wait_for(made, True) if polls else mx.eval(made)
-            ended = time.perf_counter()
-            for part, value in ((", call", called - began), (", start", started - called), ("", ended - began)):
-                times.setdefault(f"{name}{part}", []).append(1e6 * value)
-
-        for _ in range(count_of(shape, n) + 10):
-            timed("to the host, polled for", lambda: copies.write(x, block.array), True)
-            timed("to the host, asleep", lambda: copies.write(x, block.array))
-            timed("from the host", lambda: copies.read(staged, mx.float32)[0])
-            block.filled(ones, ones.dtype)
-            timed("from the host, just written", lambda: copies.read(staged, mx.float32)[0])
-            timed("one operation", lambda: x * 1.0001)
-            if found is not None:
-                timed("pinned, to MLX", lambda: found[1](shape))
-                np.copyto(found[0].view(np.float32).reshape(shape), ones)
-                timed("pinned, just written", lambda: found[1](shape))
-        table.add("kernels", shape, "float32", {name: values[10:] for name, values in times.items()})
-
-
-def shared(table: Table, shapes: Sequence[tuple[int, int]], n: int) -> None:
-    """Copies to memory that the device reads, by more or fewer threads, and the upload as a whole."""
-    for shape in shapes:
-        for dtype in ("int16", "float32"):
-            message = messages_of(*shape, 1)[0].data.astype(dtype)
-            data = [message + number for number in range(4)]
-            block = hostmemory.device_memory().take(message.nbytes)
-            for helpers in (0, 1, 3, 5, 7, 11):
-                for chunk in (1 << 18, 1 << 20):
-                    sharedcopy._helpers.cache_clear()
-                    with contextlib.ExitStack() as stack:
-                        stack.enter_context(mock.patch.object(sharedcopy, "HELPERS", helpers))
-                        stack.enter_context(mock.patch.object(sharedcopy, "CHUNK", chunk))
-                        for module in (sharedcopy, hostmemory):
-                            stack.enter_context(mock.patch.object(module, "LARGE", 1 << 19))
-                        copied: list[float] = []
-                        up: list[float] = []
-                        for number in range(count_of(shape, n) + 5):
-                            at = time.perf_counter()
-                            block.filled(data[number % 4], message.dtype)
-                            copied.append(1e6 * (time.perf_counter() - at))
-                            at = time.perf_counter()
-                            mx.eval(convert.numpy_to_mlx(data[number % 4], "float32")[0])
-                            up.append(1e6 * (time.perf_counter() - at))
-                    name = f"{helpers} helpers, {chunk >> 10} KiB"
-                    table.add("shared copies", shape, dtype, {f"{name}, copy": copied[5:], f"{name}, up": up[5:]})
-    sharedcopy._helpers.cache_clear()
-
-
-def arrived(shapes: Sequence[tuple[int, int]], n: int) -> None:
-    """Whether all of a result is there when it is said to be: each has one value, which no other result has."""
-    copies, memory = bus_of_device(), hostmemory.device_memory()
-    for shape in shapes if copies is not None else ():
-        block, wrong = memory.take(4 * shape[0] * shape[1]), 0
-        window = block.window(shape, np.dtype(np.float32))
-        for number in range(1, n + 1):
-            values = mx.full(shape, number, mx.float32)
-            block.expect(values.nbytes)
-            done = copies.write(values, block.array)
-            mx.async_eval(done)
-            block.wait_for(done, polls=True)
-            wrong += not (window == number).all()
-        memory.give_back(block)
-        print(f"arrived: {n} results of {shape}, {wrong} of them said to be there before they were", flush=True)
 
 
 def uploads(table: Table, shapes: Sequence[tuple[int, int]], n: int) -> None:
@@ -588,7 +415,8 @@ def main() -> int:
     parser.add_argument("--out", default=os.environ.get("OUT", "."), help="folder for bus.json [$OUT, or here]")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=["as it is"], help="of reading [as it is]")
     parser.add_argument("--messages", type=int, default=600, help="of a short shape [600]")
-    parser.add_argument("--only", nargs="+", choices=TABLES, default=USUAL, help=f"tables [{' '.join(USUAL)}]")
+    parser.add_argument("--up", action="store_true", help="only what an upload consists of; under half a minute")
+    parser.add_argument("--cpu", action="store_true", help="only the chain on MLX's CPU device, and its stages")
     parser.add_argument("--tiny", action="store_true", help="small shapes and short streams, to see that it runs")
     options = parser.parse_args()
     ez.logger.setLevel("WARNING")
@@ -596,23 +424,18 @@ def main() -> int:
     n = 40 if options.tiny else options.messages
     path = Path(options.out) / "bus.json"
     bare = [way for way in options.ways if way != "laid out by MLX, viewed"]
-    shapes, to_features, on_host = CONVERTED_SHAPES, FEATURE_SHAPES, CPU_SHAPES
-    if options.tiny:
-        shapes = to_features = on_host = TINY_SHAPES
-    tables: dict[str, Callable[[], None]] = {
-        "samples": lambda: samples(table, TINY_SHAPES if options.tiny else SHAPES, options.ways, n),
-        "conversions": lambda: conversions(table, shapes, bare, DTYPES, n // 2),
-        "up": lambda: uploads(table, shapes, n // 2),
-        "features": lambda: features(table, to_features, bare, n),
-        "cpu": lambda: on_cpu(table, on_host, n // 4 if len(options.only) > 1 else 10 * n),
-        "kept": lambda: kept(table, TINY_SHAPES[1] if options.tiny else (300, 256)),
-        "arrived": lambda: arrived(shapes[:2], n * 10),
-        "kernels": lambda: kernels(table, shapes[:3], n),
-        "parts": lambda: parts(table, shapes, n),
-        "shared": lambda: shared(table, shapes[-2:], n // 4),
-    }
-    for name in options.only:
-        tables[name]()
+    parts_of_all = (
+        lambda: samples(table, TINY_SHAPES if options.tiny else SHAPES, options.ways, n),
+        lambda: conversions(table, TINY_SHAPES if options.tiny else CONVERTED_SHAPES, bare, DTYPES, n // 2),
+        lambda: uploads(table, TINY_SHAPES if options.tiny else CONVERTED_SHAPES, n // 2),
+        lambda: features(table, TINY_SHAPES if options.tiny else FEATURE_SHAPES, bare, n),
+        lambda: on_cpu(table, TINY_SHAPES if options.tiny else CPU_SHAPES, n // 4),
+        lambda: kept(table, TINY_SHAPES[1] if options.tiny else (300, 256)),
+    )
+    only_up = (lambda: uploads(table, TINY_SHAPES if options.tiny else CONVERTED_SHAPES, n // 2),)
+    only_cpu = (lambda: on_cpu(table, TINY_SHAPES if options.tiny else CPU_SHAPES, 10 * n),)
+    for part in only_up if options.up else only_cpu if options.cpu else parts_of_all:
+        part()
         print(f"{time.perf_counter() - began:.0f} s", flush=True)
         # At once, in case that the rest does not end.
         write(table, path, time.perf_counter() - began)

@@ -50,7 +50,6 @@ inline To same_bits(From value) {
 }  // namespace emulation
 
 inline void __syncthreads() { emulation::wait_for_block(true); }
-inline void __threadfence_system() {}
 inline bool __syncthreads_and(bool value) { return emulation::wait_for_block(value); }
 
 inline int __popc(unsigned value) { return __builtin_popcount(value); }

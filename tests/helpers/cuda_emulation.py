@@ -107,7 +107,6 @@ class CudaKernel:
         run = getattr(_compiled(self._cpp([array.dtype for array in inputs], output_dtypes)), self.name)
         run(
             *(ctypes.c_void_p(array.ctypes.data) for array in (*arrays, *results, *shapes)),
-            *(ctypes.c_int(array.ndim) for array in arrays),
             *map(ctypes.c_uint, (n_blocks, width, height, blocks_at_once)),
         )
         for given, array in zip(inputs, arrays, strict=True):
@@ -120,7 +119,6 @@ class CudaKernel:
         arguments = [f"const {C_TYPES[dtype]}* {name}" for name, dtype in zip(self.input_names, dtypes, strict=True)]
         arguments += [f"{C_TYPES[dtype]}* {name}" for name, dtype in zip(self.output_names, output_dtypes, strict=True)]
         arguments += [f"const int* {name}_shape" for name in self.input_names]
-        arguments += [f"int {name}_ndim" for name in self.input_names]
         arguments += [f"unsigned {name}" for name in ("n_blocks", "block_width", "block_height", "n_at_once")]
         return (
             f'{self.header}\nextern "C" void {self.name}({", ".join(arguments)}) {{\n'

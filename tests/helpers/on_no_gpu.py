@@ -38,9 +38,7 @@ def results_written() -> Iterator[None]:
 
     def write(x: mx.array, memory: mx.array) -> mx.array:
         values = np.asarray(x).reshape(-1).view(np.uint8)
-        there = np.asarray(memory)
-        there[: values.size] = values
-        there[there.size - device.n_signals(values.size) :] = 1
+        np.asarray(memory)[: values.size] = values
         return mx.zeros(1)
 
     def read(x: mx.array, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:

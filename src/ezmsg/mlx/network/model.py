@@ -208,7 +208,7 @@ class Model:
         block = device_memory().take(4 * step.n_results)
         _, after = step(x, state, block.array)
         mx.async_eval(after)
-        results = Unread(after, block, (1, step.n_results), np.dtype(np.float32), None, False)
+        results = Unread([after], block, (1, step.n_results), np.dtype(np.float32), None, False)
         return UnreadHeads(step.heads, results), after
 
     def in_one_launch(self, weights: Weights) -> DecoderStep | None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copyreg
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, get_args
 
@@ -431,7 +431,7 @@ def mlx_to_numpy(data: mx.array, dtype: str | None = None, *, rounds: bool = Fal
     if dtype is not None:
         refuse_real(data, dtype)
     if bus() is not None:
-        return begin_reading(data, dtype, rounds=rounds).read(polls=True)
+        return begin_reading(data, dtype, rounds=rounds).read()
     if data.dtype == mx.bfloat16:
         data = data.astype(mx.float32)
     return copied(np.asarray(data), dtype, rounds)
@@ -450,8 +450,8 @@ class Unread:
     """A result that the device may still be computing.
 
     Args:
-        done: An array that is there when it is.
-        block: Where its values are then; None: in *done*.
+        done: Arrays that are there when it is.
+        block: Where its values are then; None: in the first of *done*.
         shape: Its shape.
         source: The dtype of its values.
         dtype: Of the NumPy array that it is to become; None for *source*.
@@ -462,7 +462,7 @@ class Unread:
 
     def __init__(
         self,
-        done: mx.array,
+        done: Sequence[mx.array],
         block: Block | None,
         shape: tuple[int, ...],
         source: np.dtype,
@@ -475,21 +475,16 @@ class Unread:
         """Size of its values."""
         self.is_read = False
 
-    def read(self, polls: bool = False) -> npt.NDArray:
-        """The result, in memory that nobody else writes to; waits for it. Once, and in any thread.
+    def read(self) -> npt.NDArray:
+        """The result, in memory that nobody else writes to; waits for it. Once, and in any thread."""
+        import mlx.core as mx
 
-        Args:
-            polls: See :meth:`~ezmsg.mlx.stream.hostmemory.Block.wait_for`.
-        """
+        # Before the values are asked for, since this wait lets other threads run.
+        mx.eval(self._done)
         self.is_read = True
         if self._block is None:
-            import mlx.core as mx
-
-            # Before the values are asked for, since this wait lets other threads run.
-            mx.eval(self._done)
-            return copied(np.asarray(self._done), self._dtype, self._rounds)
+            return copied(np.asarray(self._done[0]), self._dtype, self._rounds)
         block, self._block = self._block, None
-        block.wait_for(self._done, polls)
         return read_block(block, self._shape, self._source, self._dtype, self._rounds)
 
 
@@ -537,10 +532,9 @@ def begin_reading(data: mx.array, dtype: str | None = None, *, rounds: bool = Fa
     copies = bus() if data.size and data.dtype != mx.float64 else None
     if copies is None:
         mx.async_eval(data, beside)
-        return Unread(data, None, shape, source, dtype, rounds)
+        return Unread([data], None, shape, source, dtype, rounds)
     block = device_memory().take(data.nbytes)
-    block.expect(data.nbytes)
     assert block.array is not None
     done = copies.write(data, block.array)
     mx.async_eval(done, beside)
-    return Unread(done, block, shape, source, dtype, rounds)
+    return Unread([done], block, shape, source, dtype, rounds)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .device import PAGE, keep_on_host, leave_host, n_signals
+from .device import PAGE, keep_on_host, leave_host
 from .sharedcopy import LARGE, copy
 
 if TYPE_CHECKING:
@@ -47,12 +47,6 @@ MOST_READ = 4
 """Pieces of memory of one size that the device may still read, each with a message; the next one waits."""
 
 
-POLLED_BYTES = 1 << 20
-"""Bytes of a result up to which its end is polled for: the driver takes longer to wake a thread than they take."""
-
-POLLED_SECONDS = 5e-4
-"""After so long, a thread sleeps until the driver wakes it."""
-
 _MOST_TYPED = 8
 
 
@@ -62,43 +56,16 @@ class Block:
     Args:
         memory: All of it, as bytes.
         array: The same as an MLX array, where a device reads or writes it.
-        n_signals: Bytes at the end in which the device says what it has written.
     """
 
-    __slots__ = ("__weakref__", "_expected", "_signals", "_typed", "array", "buffer", "idle_since", "memory", "size")
+    __slots__ = ("__weakref__", "_typed", "array", "buffer", "idle_since", "memory", "size")
 
-    def __init__(self, memory: npt.NDArray[np.uint8], array: mx.array | None = None, n_signals: int = 0) -> None:
-        self.size = len(memory) - n_signals
-        """In bytes, of what is read or written."""
-        self.memory, self.array, self._signals = memory[: self.size], array, memory[self.size :].data
-        self.buffer = self.memory.data
+    def __init__(self, memory: npt.NDArray[np.uint8], array: mx.array | None = None) -> None:
+        self.memory, self.array, self.buffer = memory, array, memory.data
+        self.size = len(memory)
+        """In bytes."""
         self.idle_since = 0.0
         self._typed: dict[tuple[tuple[int, ...], np.dtype], tuple[mx.array, npt.NDArray]] = {}
-        self._expected = self._signals[:0], b""
-
-    def expect(self, n_bytes: int) -> None:
-        """To be called before the device is given *n_bytes* to write."""
-        n = n_signals(n_bytes) if n_bytes <= POLLED_BYTES else 0
-        if len(self._expected[1]) != n:
-            self._expected = self._signals[len(self._signals) - n :], b"\1" * n
-        self._expected[0][:] = bytes(n)
-
-    def wait_for(self, done: mx.array, polls: bool) -> None:
-        """Wait until the device has written what is expected.
-
-        Args:
-            done: An array that is there then.
-            polls: Whether other threads of Python may wait meanwhile, for half a millisecond at most.
-        """
-        import mlx.core as mx
-
-        signals, all_set = self._expected
-        if all_set and signals != all_set:
-            end = time.perf_counter() + (POLLED_SECONDS if polls else 0.0)
-            while signals != all_set and time.perf_counter() < end:
-                pass
-        if not all_set or signals != all_set:
-            mx.eval(done)
 
     def window(self, shape: tuple[int, ...], dtype: np.dtype) -> npt.NDArray:
         """The beginning of the memory, as an array."""
@@ -182,12 +149,7 @@ class HostMemory:
 
     def take(self, n_bytes: int) -> Block:
         """A block of at least *n_bytes*, which belongs to the caller until it is given back or lent."""
-        block = self._taken(_size_class(n_bytes))
-        # Nothing of what it was to expect before is said of what is written now.
-        block.expect(0)
-        return block
-
-    def _taken(self, size: int) -> Block:
+        size = _size_class(n_bytes)
         with self._lock:
             if self._came_back:
                 self._collect()
@@ -371,9 +333,8 @@ def _plain_block(n_bytes: int) -> Block:
 def _device_block(n_bytes: int) -> Block:
     import mlx.core as mx
 
-    n = n_signals(n_bytes)
-    array = keep_on_host(mx.array(np.zeros(n_bytes + n, np.uint8)))
-    return Block(np.asarray(array), array, n)
+    array = keep_on_host(mx.array(np.zeros(n_bytes, np.uint8)))
+    return Block(np.asarray(array), array)
 
 
 def _free(block: Block) -> None:
