@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import ezmsg.sigproc.adaptive_lnc as sigproc
 import numpy as np
@@ -23,6 +23,7 @@ from .stream.unit import (
     check_count,
     check_fields,
     check_number,
+    known,
 )
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ class AdaptiveLNCTransformer(
         state.z_acc_imag = state.z_acc_imag + (removed * sine).sum(axis=0)
 
     def _accumulate_subtract(self, x_seg: Any, seg_len: int, n_harm: int, xp: Any) -> None:
-        real, imag = cast(list, self._state.sub_z_real), cast(list, self._state.sub_z_imag)
+        real, imag = known(self._state.sub_z_real), known(self._state.sub_z_imag)
         x_seg = xp.where(xp.isfinite(x_seg), x_seg, 0.0)
         for k in range(n_harm):
             cosine, sine = self._waves(k + 1, seg_len, x_seg)
@@ -182,7 +183,7 @@ class AdaptiveLNCTransformer(
         import mlx.core as mx
 
         base = state.phase + state.omega * np.arange(seg_len)
-        waves = [np.cos((k + 1) * base + cast(list, state.sub_phase_off)[k]) for k in range(n_harm)]
+        waves = [np.cos((k + 1) * base + known(state.sub_phase_off)[k]) for k in range(n_harm)]
         amplitudes = np.stack([np.asarray(amplitude) for amplitude in state.sub_amp]).astype(np.float32)
         return (mx.array(np.stack(waves, axis=1).astype(np.float32))[:, :, None] * mx.array(amplitudes)).sum(axis=1)
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from ezmsg.baseproc import BaseStatefulTransformer
 from ezmsg.sigproc.aggregate import AggregationFunction
-from ezmsg.sigproc.binned_aggregate import BinnedAggregateState, BinnedAggregateTransformer, BinSchedule
+from ezmsg.sigproc.binned_aggregate import BinnedAggregateState, BinnedAggregateTransformer
 from ezmsg.util.messages.axisarray import AxisArray, LinearAxis
 from ezmsg.util.messages.util import replace
 
@@ -18,6 +18,7 @@ from .peak import SparseEvents
 from .stream.convert import is_mlx_array
 from .stream.device import uses_gpu
 from .stream.fusible import Advance, Array, Axes, FusedStage
+from .stream.segments import linear_axis
 from .stream.unit import (
     PublishesEach,
     TransformerTakesSettings,
@@ -25,6 +26,7 @@ from .stream.unit import (
     check_fields,
     check_message,
     check_number,
+    known,
 )
 
 if TYPE_CHECKING:
@@ -112,8 +114,8 @@ class BinnedEventAggregator(
         return self.settings.bin_duration if self.settings.scale_output else 1.0
 
     def _process(self, message: AxisArray) -> AxisArray:
-        state, axis_of_time = self.state, cast(LinearAxis, message.get_axis(self.state.axis))
-        axis, schedule = message.get_axis_idx(state.axis), cast(BinSchedule, state.schedule)
+        state, axis_of_time = self.state, linear_axis(message.axes, self.state.axis)
+        axis, schedule = message.get_axis_idx(state.axis), known(state.schedule)
         n_open, n_samples = schedule.carry_count, message.data.shape[axis]
         step = schedule.advance(n_new=n_samples, in_offset=axis_of_time.offset, gain_in=axis_of_time.gain)
         given: npt.NDArray | mx.array | SparseEvents | sparse.COO = message.data
@@ -128,7 +130,7 @@ class BinnedEventAggregator(
         if is_mlx_array(data) and uses_gpu():
             # ezmsg-sigproc declares NumPy's only.
             sums, carry = self._on_device(data, ends, axis)
-            state.carry = cast("npt.NDArray", carry)
+            state.carry = carry
         else:
             sums, state.carry = self._on_host(np.asarray(data), ends, axis)
             if is_mlx_array(data):
@@ -211,7 +213,7 @@ class FusedEventCounts(FusedStage[BinnedEventAggregator]):
 
     def __init__(self, transformer: BinnedEventAggregator, message: AxisArray) -> None:
         super().__init__(transformer, message)
-        schedule = cast(BinSchedule, transformer.state.schedule)
+        schedule = known(transformer.state.schedule)
         self.length, self._gain = schedule.spb, schedule.output_gain
         self._others = message.data.shape[1:]
         self._by_value, self._divisor = transformer.settings.scale_by_value, transformer.divisor()
@@ -221,7 +223,7 @@ class FusedEventCounts(FusedStage[BinnedEventAggregator]):
         """See :class:`FusedStage`."""
         import mlx.core as mx
 
-        state, schedule = self.transformer.state, cast(BinSchedule, self.transformer.state.schedule)
+        state, schedule = self.transformer.state, known(self.transformer.state.schedule)
         carry = np.zeros((1, *self._others)) if state.carry is None else np.array(state.carry)
         so_far = mx.array(carry.sum(axis=0, keepdims=True).astype(np.float32))
         n_open = mx.array([schedule.carry_count], mx.int32)
@@ -230,9 +232,9 @@ class FusedEventCounts(FusedStage[BinnedEventAggregator]):
 
     def store(self, arrays: tuple[mx.array, ...], counts: BinCounts) -> None:
         """See :class:`FusedStage`."""
-        state, schedule = self.transformer.state, cast(BinSchedule, self.transformer.state.schedule)
+        state, schedule = self.transformer.state, known(self.transformer.state.schedule)
         schedule.n_bins_done, schedule.carry_count = counts
-        state.carry = cast("npt.NDArray", arrays[0])
+        state.carry = arrays[0]
 
     def advance(self, n_samples: int, counts: BinCounts) -> Advance | None:
         """See :class:`FusedStage`."""
@@ -247,7 +249,7 @@ class FusedEventCounts(FusedStage[BinnedEventAggregator]):
 
     def relabel(self, axes: Axes, n_samples: int, counts: BinCounts) -> Axes:
         """See :class:`FusedStage`."""
-        axis, (n_done, n_open) = cast(LinearAxis, axes[self.dim]), counts
+        axis, (n_done, n_open) = linear_axis(axes, self.dim), counts
         offset = axis.offset - (int(n_done * self.length) + n_open) * axis.gain + n_done * self._gain
         return {**axes, self.dim: LinearAxis(axis.unit, self._gain, offset)}
 

@@ -11,17 +11,17 @@ import numpy as np
 import numpy.typing as npt
 from ezmsg.baseproc import BaseStatefulTransformer, BaseTransformerUnit, CompositeProcessor, processor_state
 from ezmsg.sigproc.filter import FilterByDesignState
-from ezmsg.util.messages.axisarray import AxisArray, LinearAxis
+from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 from scipy.signal import sosfilt_zi
 
 from .butterworthfilter import ButterworthFilterTransformer, check_butterworth_fields
 from .kernels import default_path, kernel
 from .kernels.layout import LARGEST_SAMPLE, to_pairs
-from .stream.convert import as_float32, is_mlx_array
+from .stream.convert import as_float32, is_mlx_array, known_mlx
 from .stream.device import uses_gpu
-from .stream.segments import first_samples, sampling_period, stream_dimension
-from .stream.unit import TakesMessages, TransformerTakesSettings, UnitTakesSettings, check_number
+from .stream.segments import first_samples, linear_axis, sampling_period, stream_dimension
+from .stream.unit import TakesMessages, TransformerTakesSettings, UnitTakesSettings, check_number, known
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -126,8 +126,8 @@ class ButterworthBackwardFilterTransformer(
     def _on_device(self, message: AxisArray) -> AxisArray:
 
         dim = stream_dimension(self, message, _OPERATION)
-        axis, stream = message.get_axis_idx(dim), cast(LinearAxis, message.axes[dim])
-        data = as_float32(cast("mx.array", message.data), _OPERATION)
+        axis, stream = message.get_axis_idx(dim), linear_axis(message.axes, dim)
+        data = as_float32(message.data, _OPERATION)
         if not data.size:
             return replace(message, data=data)
         offset = stream.offset if self._tail is None else self._tail_offset
@@ -144,7 +144,7 @@ class ButterworthBackwardFilterTransformer(
         """The results that are known, and the samples of the others."""
         import mlx.core as mx
 
-        before = cast("mx.array | None", self._tail)
+        before = None if self._tail is None else known_mlx(self._tail)
         joined = data if before is None else mx.concatenate([before, data], axis=axis)
         tail = mx.contiguous(joined[_along(axis, slice(n_results, None))])
         mx.async_eval(tail)
@@ -176,8 +176,8 @@ class ButterworthBackwardFilterTransformer(
     def _filtered(self, x: mx.array, axis: int) -> mx.array:
         """*x* filtered, as if its first sample had been there for ever."""
         state, path = self._state, default_path()
-        zi = _started(cast("npt.NDArray[np.float64]", state.settled), x, axis)
-        sections, sizes = cast("npt.NDArray[np.float64]", state.sections), self.settings.mlx_metal_chunk_sizes
+        zi = _started(known(state.settled), x, axis)
+        sections, sizes = known(state.sections), self.settings.mlx_metal_chunk_sizes
         return kernel("sosfilt", path).run(x, sections, zi, axis, sizes)[0]
 
 

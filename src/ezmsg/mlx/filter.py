@@ -289,7 +289,7 @@ class FilterTransformer(TransformerTakesSettings, _Filters, sigproc.FilterTransf
                 n_channels = message.data.size // message.data.shape[state.axis_idx]
                 kernel("sosfilt", default_path()).compile_ahead(sections, n_channels)
                 state.zi, state.not_begun, state.is_fresh = None, None, True
-                self._begin(as_float32(cast("mx.array", message.data), _OPERATION))
+                self._begin(as_float32(message.data, _OPERATION))
         else:
             super()._reset_state(for_sigproc(message, place))
             state.form = "fir" if state.fir_method is not None else cast(Form, self.settings.coef_type)

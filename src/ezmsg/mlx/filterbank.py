@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import ezmsg.core as ez
 import ezmsg.sigproc.filterbank as sigproc
@@ -22,7 +22,7 @@ from ezmsg.util.messages.util import replace
 from .kernels.convolution import FilterBank
 from .stream.convert import as_float32, is_mlx_array
 from .stream.segments import stream_dimension
-from .stream.unit import TakesMessages, TransformerTakesSettings, UnitTakesSettings, check_fields, own_settings
+from .stream.unit import TakesMessages, TransformerTakesSettings, UnitTakesSettings, check_fields, known, own_settings
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -140,7 +140,7 @@ class FilterbankTransformer(
         state, axis = self._state, self._state.axis_idx
         if state.pending is not None:
             x = mx.concatenate([state.pending, x], axis=axis)
-        length = cast(int, state.nfft) - cast(int, state.overlap)
+        length = known(state.nfft) - known(state.overlap)
         n_samples = x.shape[axis] // length * length
         before = (slice(None),) * axis
         state.pending = mx.contiguous(x[(*before, slice(n_samples, None))])
@@ -152,7 +152,7 @@ class FilterbankTransformer(
         return (*x.shape[:axis], *x.shape[axis + 1 :], len(self.settings.kernels), x.shape[axis])
 
     def _result(self, message: AxisArray, y: mx.array) -> AxisArray:
-        state, template = self._state, cast(AxisArray, self._state.template)
+        state, template = self._state, known(self._state.template)
         axes = {**template.axes, state.stream_dim: message.axes[state.stream_dim]}
         return replace(template, data=y, axes=axes)
 
@@ -177,9 +177,9 @@ def _is_complex(data: npt.NDArray | mx.array) -> bool:
 
 def _without_samples(template: AxisArray | None, message: AxisArray) -> AxisArray:
     """The result of a NumPy message without samples, which has no state yet to begin with in ezmsg-sigproc."""
-    known = cast(AxisArray, template)
-    dim = known.dims[-1]
-    return replace(known, axes={**known.axes, dim: message.axes[dim]})
+    like = known(template)
+    dim = like.dims[-1]
+    return replace(like, axes={**like.axes, dim: message.axes[dim]})
 
 
 class Filterbank(

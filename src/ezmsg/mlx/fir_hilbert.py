@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import ezmsg.sigproc.fir_hilbert as sigproc
 import numpy as np
@@ -11,7 +11,7 @@ from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
 from .filter import FilterByDesign, check_filter_fields
-from .stream.convert import as_float32, is_mlx_array
+from .stream.convert import as_float32, is_mlx_array, known_mlx
 from .stream.device import uses_gpu
 from .stream.segments import stream_dimension, with_known_rate
 from .stream.unit import (
@@ -20,6 +20,7 @@ from .stream.unit import (
     UnitTakesSettings,
     check_count,
     check_number,
+    known,
 )
 
 if TYPE_CHECKING:
@@ -123,13 +124,13 @@ class FIRHilbertEnvelopeTransformer(
 
     def _on_device(self, message: AxisArray) -> AxisArray:
         state = self._state
-        child = cast(FIRHilbertFilterTransformer, state.filter)
+        child = known(state.filter)
         axis = message.get_axis_idx(state.stream_dim)
-        x = as_float32(cast("mx.array", message.data), _OPERATION)
-        imaginary = cast("mx.array", child(replace(message, data=x)).data)
+        x = as_float32(message.data, _OPERATION)
+        imaginary = known_mlx(child(replace(message, data=x)).data)
         if state.dly is None:
-            state.dly = (cast(int, child.get_taps()) - 1) // 2
-        before = None if state.delay_buf is None else cast("mx.array", state.delay_buf)
+            state.dly = (known(child.get_taps()) - 1) // 2
+        before = None if state.delay_buf is None else known_mlx(state.delay_buf)
         magnitude = _on_gpu if uses_gpu() else _on_host
         y, state.delay_buf = magnitude(x, imaginary, before, axis, state.dly)
         return replace(message, data=y)

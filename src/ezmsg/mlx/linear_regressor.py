@@ -5,7 +5,7 @@ Fitting stays with ezmsg-learn, scikit-learn or whatever else gives weights.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import ezmsg.core as ez
 import numpy as np
@@ -17,7 +17,7 @@ from ezmsg.util.messages.util import replace
 from .kernels.products import Factor, times
 from .stream.convert import as_float32, is_mlx_array
 from .stream.fusible import Array, Axes, FusedStage
-from .stream.unit import TransformerTakesSettings, UnitTakesSettings, check_fields, check_message, own_settings
+from .stream.unit import TransformerTakesSettings, UnitTakesSettings, check_fields, check_message, known, own_settings
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -212,7 +212,7 @@ class LinearRegressorTransformer(
     def _process(self, message: AxisArray) -> AxisArray:
         state, key = self._state, self.settings.key
         x = as_float32(message.data, _OPERATION) if is_mlx_array(message.data) else message.data
-        y = cast(Factor, state.factor).of(x, state.feature_idx)
+        y = known(state.factor).of(x, state.feature_idx)
         axes = message.axes if state.new_axis is None else {**message.axes, state.feature_dim: state.new_axis}
         return replace(message, data=y, axes=axes, key=message.key if key is None else key)
 
@@ -241,7 +241,7 @@ class FusedLinearRegressor(FusedStage[LinearRegressorTransformer]):
 
     def load(self) -> tuple[tuple[mx.array, ...], None]:
         """See :class:`FusedStage`."""
-        return cast(Factor, self.transformer.state.factor).arrays(), None
+        return known(self.transformer.state.factor).arrays(), None
 
     def relabel(self, axes: Axes, n_samples: int, counts: None) -> Axes:
         """See :class:`FusedStage`."""

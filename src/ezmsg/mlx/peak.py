@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import ezmsg.core as ez
 import numpy as np
@@ -18,7 +18,7 @@ from .ewma import alpha_of
 from .kernels import default_path, kernel
 from .kernels.contract import schedule_after, schedule_before
 from .kernels.crossings import Crossings
-from .stream.convert import as_float32, is_mlx_array
+from .stream.convert import as_float32, is_mlx_array, known_mlx, known_numpy
 from .stream.fusible import Advance, Array, Axes, FusedStage, averaging_time
 from .stream.segments import is_same_rate, sampling_period, value_at, with_known_rate
 from .stream.unit import (
@@ -29,6 +29,7 @@ from .stream.unit import (
     check_message,
     check_number,
     is_real,
+    known,
 )
 
 if TYPE_CHECKING:
@@ -362,7 +363,7 @@ class ThresholdCrossingTransformer(
         import mlx.core as mx
 
         state, path = self._state, default_path()
-        zi = mx.array(state.zi) if isinstance(state.zi, np.ndarray) else cast("mx.array", state.zi)
+        zi = mx.array(state.zi) if isinstance(state.zi, np.ndarray) else known_mlx(state.zi)
         # A view of MLX's is to be evaluated, which takes the host longer than the usual message takes the kernel.
         flat = x if x.ndim == 2 and not axis else mx.moveaxis(x, axis, 0).reshape(shape[0], -1)
         schedule_before(path, zi)
@@ -418,7 +419,7 @@ class FusedCrossings(FusedStage[ThresholdCrossingTransformer]):
 
     def __init__(self, transformer: ThresholdCrossingTransformer, message: AxisArray) -> None:
         super().__init__(transformer, message)
-        self.crossings = cast(Crossings, transformer.state.crossings)
+        self.crossings = known(transformer.state.crossings)
         self._has_host_kernel = default_path() == "cpu"
 
     def load(self) -> tuple[tuple[mx.array, ...], int]:
@@ -426,7 +427,7 @@ class FusedCrossings(FusedStage[ThresholdCrossingTransformer]):
         import mlx.core as mx
 
         state = self.transformer.state
-        zi = mx.array(state.zi) if isinstance(state.zi, np.ndarray) else cast("mx.array", state.zi)
+        zi = mx.array(state.zi) if isinstance(state.zi, np.ndarray) else known_mlx(state.zi)
         return (zi,), state.n_seen
 
     def store(self, arrays: tuple[mx.array, ...], counts: int) -> None:
@@ -447,9 +448,9 @@ class FusedCrossings(FusedStage[ThresholdCrossingTransformer]):
         flat, (zi,) = x.reshape(x.shape[0], -1), arrays
         results: tuple[Array, Array]
         if not isinstance(flat, np.ndarray):
-            results = kernel("crossings", default_path()).run(flat, self.crossings, cast("mx.array", zi), 0, ())
+            results = kernel("crossings", default_path()).run(flat, self.crossings, known_mlx(zi), 0, ())
         elif self._has_host_kernel:
-            results = find(flat, self.crossings, cast("npt.NDArray", zi))
+            results = find(flat, self.crossings, known_numpy(zi))
         else:
             import mlx.core as mx
 

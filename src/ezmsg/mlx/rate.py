@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import ezmsg.core as ez
 from ezmsg.baseproc import BaseStatefulTransformer
 from ezmsg.sigproc.aggregate import AggregationFunction
-from ezmsg.sigproc.binned_aggregate import BinnedAggregateState, BinSchedule
+from ezmsg.sigproc.binned_aggregate import BinnedAggregateState
 from ezmsg.util.messages.axisarray import AxisArray
 
 from .binned import BinnedEventAggregator, with_samples
-from .stream.unit import PublishesEach, UnitTakesSettings, check_fields, check_number
+from .stream.unit import PublishesEach, UnitTakesSettings, check_fields, check_number, known
 
 
 class EventRateSettings(ez.Settings):
@@ -48,7 +48,7 @@ class Rate(
 
     def divisor(self) -> float:
         """Divisor of the counts."""
-        return cast(BinSchedule, self.state.schedule).output_gain
+        return known(self.state.schedule).output_gain
 
 
 class EventRate(UnitTakesSettings, PublishesEach[EventRateSettings, AxisArray, Rate]):

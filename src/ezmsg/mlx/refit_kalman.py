@@ -19,7 +19,7 @@ from scipy.linalg import LinAlgError, solve_discrete_are
 
 from .kernels.products import Factor, times
 from .linear_regressor import check_matrix
-from .stream.convert import as_float32, is_mlx_array
+from .stream.convert import as_float32, is_mlx_array, known_mlx
 from .stream.device import uses_gpu
 from .stream.fusible import SLACK, Array, Axes, FusedStage
 from .stream.unit import (
@@ -28,6 +28,7 @@ from .stream.unit import (
     check_fields,
     check_message,
     check_number,
+    known,
     own_settings,
 )
 
@@ -327,7 +328,7 @@ class RefitKalmanFilterTransformer(
         )
 
     def _on_host(self, rows: npt.NDArray) -> Matrix:
-        state, gains = self._state, cast(Gains, self._state.gains)
+        state, gains = self._state, known(self._state.gains)
         x = np.zeros(len(gains.free_transition)) if state.x is None else np.asarray(state.x, np.float64)
         y = np.empty((len(rows), len(x)))
         complete = np.isfinite(rows).all(axis=1)
@@ -344,7 +345,7 @@ class RefitKalmanFilterTransformer(
     def _on_gpu(self, rows: mx.array) -> mx.array:
         import mlx.core as mx
 
-        state, gains = self._state, cast(Gains, self._state.gains)
+        state, gains = self._state, known(self._state.gains)
         n_states = len(gains.free_transition)
         if state.x is None or isinstance(state.x, np.ndarray):
             state.x = mx.array(np.zeros(n_states, np.float32) if state.x is None else np.asarray(state.x, np.float32))
@@ -437,7 +438,7 @@ class FusedRefitKalmanFilter(FusedStage[RefitKalmanFilterTransformer]):
         import mlx.core as mx
 
         state = self.transformer.state
-        gains = cast(Gains, state.gains)
+        gains = known(state.gains)
         if not gains.settled or state.x is None:
             return None
         x = mx.array(np.asarray(state.x, np.float32)) if isinstance(state.x, np.ndarray) else state.x
@@ -455,7 +456,7 @@ class FusedRefitKalmanFilter(FusedStage[RefitKalmanFilterTransformer]):
         """See :class:`FusedStage`."""
         before, *matrices = arrays
         if not isinstance(x, np.ndarray):
-            last, results = steps_on_gpu(cast("mx.array", before), x, *cast("list[mx.array]", matrices))
+            last, results = steps_on_gpu(known_mlx(before), x, *cast("list[mx.array]", matrices))
             return results, (last, *matrices)
         transition, free_transition, weights, _ = cast("list[npt.NDArray]", matrices)
         y = np.empty((len(x), len(transition)), np.float32)

@@ -75,7 +75,7 @@ class _Kept:
         """Keep the samples of *message*; a message of their numbers in place of it."""
         import mlx.core as mx
 
-        data = as_float32(cast("mx.array", message.data), _OPERATION)
+        data = as_float32(message.data, _OPERATION)
         if list(message.dims) != self._dims:
             data = data.transpose([message.get_axis_idx(dim) for dim in self._dims])
         before = self._data

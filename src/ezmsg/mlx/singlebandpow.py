@@ -19,7 +19,7 @@ from .pow import PowTransformer
 from .stream.convert import is_mlx_array
 from .stream.device import uses_gpu
 from .stream.fusible import FusedSequence, FusedStage, fused_stage
-from .stream.unit import TakesMessages, TransformerTakesSettings, UnitTakesSettings, check_fields, check_number
+from .stream.unit import TakesMessages, TransformerTakesSettings, UnitTakesSettings, check_fields, check_number, known
 
 
 class _ModifyAxis(BaseTransformer[ModifyAxisSettings, AxisArray, AxisArray]):
@@ -51,7 +51,7 @@ class _OnViews(CompositeProcessor[Any, AxisArray, AxisArray]):
     """
 
     def _process(self, message: AxisArray | None = None) -> AxisArray | None:
-        result = cast(AxisArray, message)
+        result = known(message)
         on_views = is_mlx_array(result.data) and not uses_gpu()
         for stage in self._procs.values():
             if on_views:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import ezmsg.core as ez
 import ezmsg.sigproc.wavelets as sigproc
 import numpy as np
@@ -18,9 +16,9 @@ from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
 from .filterbank import FilterbankSettings, FilterbankTransformer, minimum_phase
-from .stream.convert import is_mlx_array
+from .stream.convert import is_mlx_array, known_mlx
 from .stream.segments import stream_dimension
-from .stream.unit import TakesMessages, TransformerTakesSettings, UnitTakesSettings, check_fields, own_settings
+from .stream.unit import TakesMessages, TransformerTakesSettings, UnitTakesSettings, check_fields, known, own_settings
 
 _OPERATION = "a wavelet transform"
 
@@ -92,8 +90,8 @@ class CWTTransformer(
         is_complex = "complex" in str(message.data.dtype)
         # What ezmsg-sigproc works out for such a stream, in float64.
         super()._reset_state(replace(message, data=np.zeros(shape, complex if is_complex else float)))
-        integrals = minimum_phase(cast("list[np.ndarray]", state.int_psi_scales), self.settings.min_phase)
-        weights = cast(np.ndarray, state.neg_rt_scales)[:, 0]
+        integrals = minimum_phase(known(state.int_psi_scales), self.settings.min_phase)
+        weights = known(state.neg_rt_scales)[:, 0]
         kernels = [
             weight * np.diff(integral, prepend=0.0, append=0.0)
             for weight, integral in zip(weights, integrals, strict=True)
@@ -112,14 +110,14 @@ class CWTTransformer(
             return super()._process(message) if message.data.size else self._without_samples(message)
         import mlx.core as mx
 
-        y = cast(mx.array, state.bank(message).data)
-        template = cast(AxisArray, state.template)
+        y = known_mlx(state.bank(message).data)
+        template = known(state.template)
         if template.data.dtype.kind != "c" and y.dtype == mx.complex64:
             y = mx.real(y)
         return replace(template, data=y, axes={**template.axes, state.axis: message.axes[state.axis]})
 
     def _without_samples(self, message: AxisArray) -> AxisArray:
-        template = cast(AxisArray, self._state.template)
+        template = known(self._state.template)
         return replace(template, axes={**template.axes, self._state.axis: message.axes[self._state.axis]})
 
 

@@ -16,7 +16,7 @@ from ezmsg.util.messages.axisarray import AxisArray, CoordinateAxis, LinearAxis
 from ..offline import open_recording
 from ..offline.contracts import labels_of
 from ..offline.reading import import_extra
-from ..stream.segments import value_at
+from ..stream.segments import linear_axis, value_at
 from .options import RecordingOptions, UsageError
 
 if typing.TYPE_CHECKING:
@@ -78,9 +78,9 @@ def read_overview(path: Path, start: float | None = None, stop: float | None = N
         UsageError: There are no results, or none at these times.
     """
     group = _opened(path)
-    data = typing.cast("zarr.Array", group["data"])
+    data = _array(group, "data")
     dims = list(typing.cast(list[str], data.attrs["_ARRAY_DIMENSIONS"]))
-    clock = typing.cast("zarr.Array", group[dims[0] if "time" in dims[1:] else "time"])
+    clock = _array(group, dims[0] if "time" in dims[1:] else "time")
     pieces = typing.cast("dict[str, list[int]]", group.attrs.get("pieces") or {})
     first, last, step, gaps, n_gaps, seams = _read_times(clock, start, stop, pieces.get("first_rows", [])[1:])
     if last - first < 1:
@@ -132,7 +132,7 @@ def read_overview(path: Path, start: float | None = None, stop: float | None = N
 def _coordinate(group: zarr.Group, dims: list[str], suffix: str) -> list[str]:
     """The values along the channels; empty if there are none of that name."""
     name = "".join(dims[1:2]) + suffix
-    values = np.asarray(typing.cast("zarr.Array", group[name])[:]) if dims[1:] and name in group else np.zeros(0)
+    values = np.asarray(_array(group, name)[:]) if dims[1:] and name in group else np.zeros(0)
     return [str(value) for value in values]
 
 
@@ -146,6 +146,10 @@ def _opened(path: Path) -> zarr.Group:
     except Exception as error:  # each version of Zarr has its own
         problem = str(error)
     raise UsageError("RESULTS", f"{str(path)!r} is not a group of results ({problem}).")
+
+
+def _array(group: zarr.Group, name: str) -> zarr.Array:
+    return typing.cast("zarr.Array", group[name])
 
 
 def _blocks(array: zarr.Array, edges: npt.NDArray[np.int64], block: int) -> typing.Iterator[tuple[int, npt.NDArray]]:
@@ -462,4 +466,4 @@ def read_traces(
 
 
 def _time(message: AxisArray) -> LinearAxis:
-    return typing.cast(LinearAxis, message.axes["time"])
+    return linear_axis(message.axes, "time")

@@ -8,12 +8,12 @@ is three times as high, ``[x1, x1, x2] @ [w1; w2; w1]``, whose factors TF32 take
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from ..stream.convert import is_mlx_array
+from ..stream.convert import is_mlx_array, known_mlx
 from ..stream.device import uses_gpu
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def times(x: Array, axis: int, arrays: tuple[Array, ...]) -> Array:
         # Infinity minus itself would make NaN of what is infinite.
         rest = mx.where(mx.isfinite(moved), moved - first, 0.0)
         moved = mx.concatenate([first, first, rest], axis=-1)
-    y = cast("mx.array", moved @ weights + offset)
+    y = known_mlx(moved @ weights + offset)
     return mx.moveaxis(y, -1, axis) if axis != x.ndim - 1 else y
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,7 +18,7 @@ from ezmsg.util.messages.util import replace
 from ..stream.convert import as_float32, begin_reading, import_mlx, is_mlx_array, mlx_to_numpy
 from ..stream.device import bus, uses_gpu
 from ..stream.hostmemory import Block, device_memory
-from ..stream.segments import GAP_TOLERANCE, is_same_rate, sampling_period, value_at, with_known_rate
+from ..stream.segments import GAP_TOLERANCE, is_same_rate, linear_axis, sampling_period, value_at, with_known_rate
 from ..stream.unit import PublishesEach, check_count, check_fields, check_message
 from .windows import Cut, Samples, Waiting
 
@@ -326,7 +325,7 @@ class NetworkTransformer(BaseStatefulTransformer[NetworkSettings, AxisArray, lis
         n_new = message.data.shape[idx]
         if n_new == 0:
             return []
-        axis = typing.cast(LinearAxis, message.axes[dim])
+        axis = linear_axis(message.axes, dim)
         waiting, of_model = state.waiting, state.of_model
         if state.next_offset is not None and abs(axis.offset - state.next_offset) > GAP_TOLERANCE * state.gain:
             waiting = Waiting()

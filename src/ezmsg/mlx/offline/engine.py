@@ -467,7 +467,8 @@ def _left_conversion(steps: list[Stage]) -> AsArrayTransformer | None:
         return None
     if isinstance(last, BaseChainTransformer) and not last.leave_last():
         return None
-    return typing.cast(AsArrayTransformer, found)
+    assert isinstance(found, AsArrayTransformer)
+    return found
 
 
 def _has_gpu() -> bool:

@@ -21,10 +21,10 @@ from pathlib import Path
 import ezmsg.core as ez
 import numpy as np
 import numpy.typing as npt
-from ezmsg.util.messages.axisarray import AxisArray, AxisBase, LinearAxis
+from ezmsg.util.messages.axisarray import AxisArray, AxisBase
 from ezmsg.util.messages.util import replace
 
-from ..stream.segments import GAP_TOLERANCE
+from ..stream.segments import GAP_TOLERANCE, linear_axis
 from ..stream.unit import check_number, check_path
 from .contracts import RecordingFormat, StreamInfo, describe_source, unreadable
 from .reading import Scaling, fault, faults_of, import_extra, one_gain
@@ -539,7 +539,7 @@ class NWBSource:
                 for first, last, offset in runs:
                     if last <= start:
                         continue
-                    time = replace(typing.cast(LinearAxis, self._template.axes["time"]), offset=offset)
+                    time = replace(linear_axis(self._template.axes, "time"), offset=offset)
                     if first < start:
                         offset += (start - first) / self.sampling_rate
                         time, first = replace(time, offset=offset), start

@@ -22,7 +22,7 @@ from ezmsg.util.messages.axisarray import AxisArray
 
 from ..stream.fusible import ResultGrid, result_grid, says_settling, settling_time
 from ..stream.segments import Layout, Segment, cut
-from ..stream.unit import Stage
+from ..stream.unit import Stage, known
 from . import checkpoint
 from .checkpoint import pack, unpack
 from .contracts import RecordingSource, ResultSink
@@ -136,7 +136,7 @@ class Plan:
     @property
     def borders(self) -> tuple[int, ...]:
         """Number of the first result of each piece, and of all results."""
-        ends = [typing.cast(int, piece.results_end) for piece in self.pieces]
+        ends = [known(piece.results_end) for piece in self.pieces]
         return (self.pieces[0].results_begin, *ends)
 
     def __str__(self) -> str:
@@ -433,7 +433,7 @@ class PieceResults:
         if self._next != piece.results_end:
             raise ValueError(
                 f"The chain gave {self._next - piece.first_result} results of samples {piece.start} to {piece.end} of "
-                f"{recording}, but its steps say {typing.cast(int, piece.results_end) - piece.first_result}: one that "
+                f"{recording}, but its steps say {known(piece.results_end) - piece.first_result}: one that "
                 "gives another number of results than samples has to say so (see ezmsg.mlx.stream.fusible); or use "
                 "margin='exact'."
             )

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import ezmsg.core as ez
 
 from ..rechunk import RechunkSettings
-from ..stream.unit import Stages, check_count, check_number
+from ..stream.unit import Stages, check_count, check_number, known
 from . import checkpoint
 from .contracts import PiecewiseSink, RecordingSource, ResultSink
 from .engine import PieceDone, PieceTask, chain_of, recipe_of
@@ -184,7 +184,7 @@ class _Recording:
         if self._plan is None:
             return ProcessedRecording(n_samples, n_there)
         pieces = self._plan.pieces
-        packed = [typing.cast(bytes, self.done[piece.number].checkpoint) for piece in pieces]
+        packed = [known(self.done[piece.number].checkpoint) for piece in pieces]
         seams = differences(list(map(Seams.unpacked, packed)))
         largest = max(seams, default=None)
         if largest is not None and not largest <= self._options.tolerance:

@@ -197,6 +197,18 @@ def is_mlx_array(data: object) -> TypeGuard[mx.array]:
     return type(data).__module__ == "mlx.core" and type(data).__name__ == "array"
 
 
+def known_mlx(data: object) -> mx.array:
+    """*data*, which is known to be an MLX array."""
+    assert is_mlx_array(data)
+    return data
+
+
+def known_numpy(data: object) -> npt.NDArray:
+    """*data*, which is known to be a NumPy array."""
+    assert isinstance(data, np.ndarray)
+    return data
+
+
 @functools.lru_cache(maxsize=256)
 def _plan(source: np.dtype, target: str | None, gpu: bool) -> tuple[np.dtype | None, str | None, str | None, str]:
     """How an array of dtype *source* gets to MLX.
@@ -397,7 +409,7 @@ def dtype_name(data: mx.array | np.ndarray) -> str:
     return str(data.dtype).rpartition(".")[2].rstrip("_")
 
 
-def as_float32(x: mx.array, operation: str) -> mx.array:
+def as_float32(x: mx.array | npt.NDArray, operation: str) -> mx.array:
     """*x* as float32, from any real dtype.
 
     Raises:
@@ -405,6 +417,7 @@ def as_float32(x: mx.array, operation: str) -> mx.array:
     """
     import mlx.core as mx
 
+    assert not isinstance(x, np.ndarray)
     if x.dtype == mx.float32:
         return x
     if x.dtype == mx.complex64:

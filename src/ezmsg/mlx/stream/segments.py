@@ -69,6 +69,13 @@ def stream_dimension(transformer: BaseStatefulTransformer, message: AxisArray, o
     return resolve_configured_stream_dim(transformer, message, transformer.settings.axis)
 
 
+def linear_axis(axes: Mapping[str, AxisBase], dim: str) -> LinearAxis:
+    """The axis of *dim*, which is known to be regular."""
+    axis = axes[dim]
+    assert isinstance(axis, LinearAxis)
+    return axis
+
+
 def sampling_period(message: AxisArray, dim: str, operation: str) -> float:
     """The sampling period in seconds along *dim*.
 

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
 
+ValueT = TypeVar("ValueT")
+SettingsT = TypeVar("SettingsT", bound=ez.Settings)
+
+
 def is_real(value: object) -> TypeGuard[float]:
     """Whether *value* is a real number; bool does not count as one."""
     return isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
@@ -46,6 +50,12 @@ def as_float(value: float) -> float:
         return float(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf
+
+
+def known(value: ValueT | None) -> ValueT:
+    """*value*, which is None only before the first message."""
+    assert value is not None
+    return value
 
 
 def check_number(name: str, value: float, *, zero: bool = False, infinite: bool = False) -> float:
@@ -120,7 +130,6 @@ def check_mlx(x: mx.array, zi: mx.array | None) -> None:
         raise TypeError(f"'zi' must be an MLX array or None, got a {type(zi).__name__}")
 
 
-SettingsT = TypeVar("SettingsT", bound=ez.Settings)
 TransformerClassT = TypeVar("TransformerClassT", bound="BaseProcessor")
 
 if TYPE_CHECKING:
