@@ -297,3 +297,9 @@ def test_kernels_may_be_switched_off_and_on(path):
         transformer.update_settings(dataclasses.replace(transformer.settings, use_mlx_metal=on))
         pieces.append(filtered(transformer, mx.array(piece), call))
     check_close(np.concatenate(pieces), expected_of(x))
+
+
+def test_a_corner_that_the_rate_does_not_allow_is_named():
+    transformer = ButterworthFilterTransformer(order=2, cuton=30.0, cutoff=700.0)
+    with pytest.raises(ValueError, match=r"^'cutoff' must be below half the sampling rate \(500 Hz\), got 700.0$"):
+        filtered(transformer, noise(9, 2), fs=1000.0)

@@ -16,6 +16,7 @@ from ezmsg.util.messages.util import replace
 from scipy.signal import sosfilt_zi
 
 from .butterworthfilter import ButterworthFilterTransformer, check_butterworth_fields
+from .filter import not_a_filter
 from .kernels import default_path, kernel
 from .kernels.layout import LARGEST_SAMPLE, to_pairs
 from .stream.convert import as_float32, is_mlx_array, known_mlx
@@ -118,7 +119,7 @@ class ButterworthBackwardFilterTransformer(
             self._state.settled = None if sections is None else sosfilt_zi(sections)
             self._coefs_cache = design(rate)
         except (ValueError, TypeError) as error:
-            raise ValueError(f"{self.settings!r} does not describe a filter at {rate:g} Hz: {error}") from error
+            raise not_a_filter(self.settings, rate, error) from error
         self._zi_tiled = None
         self._pad_length = self._compute_pad_length(rate)
         self._state.needs_redesign = False

@@ -458,6 +458,15 @@ class _Designer(Protocol):
     ) -> Callable[..., tuple[npt.NDArray, npt.NDArray] | npt.NDArray | None]: ...
 
 
+def not_a_filter(settings: ez.Settings, rate: float, error: Exception) -> ValueError:
+    """The error for settings of which no filter can be designed at a sampling rate in Hz, for the reason *error*."""
+    for name in ("cuton", "cutoff", "Wn"):
+        value = getattr(settings, name, None)
+        if value is not None and getattr(settings, "wn_hz", True) and np.max(value) >= rate / 2:
+            return ValueError(f"{name!r} must be below half the sampling rate ({rate / 2:g} Hz), got {value!r}")
+    return ValueError(f"{settings!r} does not describe a filter at {rate:g} Hz: {error}")
+
+
 @processor_state
 class FilterByDesignState(sigproc.FilterByDesignState):
     """The state of a filter that is designed for the sampling rate of its stream."""
@@ -562,7 +571,7 @@ class FilterByDesign(
         try:
             coefs = self._designed(rate, coef_type)
         except (ValueError, TypeError) as error:
-            raise ValueError(f"{self.settings!r} does not describe a filter at {rate:g} Hz: {error}") from error
+            raise not_a_filter(self.settings, rate, error) from error
         with suppress_axis_deprecation():
             return FilterSettings(
                 axis=dim,
