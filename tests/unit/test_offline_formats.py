@@ -2,6 +2,8 @@
 
 import pickle
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from ezmsg.mlx import (
     recording_formats,
     register_format,
 )
+from ezmsg.mlx.offline import neofiles
 
 pytest.importorskip("neo")
 
@@ -409,3 +412,32 @@ def test_without_neo_the_error_names_the_extra(tmp_path, monkeypatch):
 def test_a_recording_of_intan_may_be_named_by_its_header(tmp_path):
     folder = recording_files.write_intan(tmp_path / "recording")
     np.testing.assert_array_equal(next(open_recording(folder / "info.rhd").read(0)).data, DATA)
+
+
+@pytest.mark.parametrize("time_axis", [0, 1])
+def test_bytes_behind_the_last_sample_of_a_buffer_that_neo_maps_are_an_error(time_axis, tmp_path):
+    file = tmp_path / "samples.dat"
+    file.write_bytes(bytes(16 + 1000 * 3 * 2 + 4))
+    shape = (1000, 3) if time_axis == 0 else (3, 1000)
+    buffer = {"type": "raw", "file_path": str(file), "file_offset": 16, "shape": shape, "dtype": "int16"}
+    reader = SimpleNamespace(
+        has_buffer_description_api=lambda: True,
+        header={"signal_streams": {"buffer_id": ["0"]}},
+        get_analogsignal_buffer_description=lambda *where: buffer | ({"time_axis": 1} if time_axis else {}),
+    )
+    segment = SimpleNamespace(opened=SimpleNamespace(reader=reader), stream=0, piece=(0, 0))
+    with pytest.raises(ValueError, match="has 6004 bytes of samples, which is 4 more than whole samples of 3 channels"):
+        neofiles.NeoSegment._check_buffer(segment)
+    file.write_bytes(bytes(16 + 1000 * 3 * 2))
+    neofiles.NeoSegment._check_buffer(segment)
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(2, "No such file"), OSError("cannot map /links/a.dat")])
+def test_errors_of_the_system_keep_their_number_and_others_name_the_file(error):
+    with pytest.raises((OSError, ValueError)) as raised:
+        with neofiles._without_links(Path("/data/a.dat"), SimpleNamespace(name="/links")):
+            raise error
+    if error.errno is not None:
+        assert raised.value is error
+    else:
+        assert str(raised.value) == "cannot map /data/a.dat"
