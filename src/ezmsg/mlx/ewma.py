@@ -14,7 +14,7 @@ from ezmsg.util.messages.util import replace
 
 from .kernels import Path, check_kernel_path, default_path, in_stream, kernel, recursion
 from .scan import normalize_axis, normalize_chunk_sizes
-from .stream.convert import as_float32, is_mlx_array
+from .stream.convert import as_float32, is_mlx_array, known_mlx
 from .stream.device import uses_gpu
 from .stream.fusible import Advance, Array, FusedStage, PassesThrough, averaging_time
 from .stream.segments import is_same_rate, sampling_period, stream_dimension, with_known_rate
@@ -55,19 +55,11 @@ def pairs_of(*values: npt.NDArray[np.float64], axis: int) -> mx.array:
     """
     import mlx.core as mx
 
-    halves = []
-    for value in values:
-        high = value.astype(np.float32)
-        halves += [high, (value - high).astype(np.float32)]
-    pairs = mx.array(np.concatenate(halves, axis=axis))
+    from .kernels.layout import to_pairs
+
+    pairs = mx.array(np.concatenate([to_pairs(value, axis) for value in values], axis=axis))
     mx.eval(pairs)
     return pairs
-
-
-def mlx_state(zi: npt.NDArray | mx.array | None) -> mx.array:
-    """The state of a stream of MLX data."""
-    assert zi is not None and not isinstance(zi, np.ndarray)
-    return zi
 
 
 def values_of(pairs: mx.array, axis: int) -> list[npt.NDArray[np.float64]]:
@@ -325,7 +317,7 @@ class EWMATransformer(TransformerTakesSettings, AveragesStream[EWMASettings, EWM
             return sigproc.EWMATransformer._process(self, message)
         if isinstance(state.zi, np.ndarray):
             self._change_backend(message)
-        data, zi = as_float32(message.data, _OPERATION), mlx_state(state.zi)
+        data, zi = as_float32(message.data, _OPERATION), known_mlx(state.zi)
         sizes, accumulates = self.settings.mlx_metal_chunk_sizes, self.settings.accumulate
         average, state.zi = in_stream("ewma", data, state.alpha, zi, state.axis_idx, sizes, state.n_seen, accumulates)
         if accumulates:
@@ -340,7 +332,7 @@ class EWMATransformer(TransformerTakesSettings, AveragesStream[EWMASettings, EWM
 
         state = self._state
         state.next_weight_check = math.inf
-        pairs = mlx_state(state.zi)
+        pairs = known_mlx(state.zi)
         if pairs.shape[state.axis_idx] == 2:
             return
         zi, weight = mx.split(pairs, 2, axis=state.axis_idx)
@@ -360,7 +352,7 @@ class EWMATransformer(TransformerTakesSettings, AveragesStream[EWMASettings, EWM
         if isinstance(state.zi, np.ndarray):
             z, weight = state.zi.astype(np.float64), np.full(state.zi.shape, weight_after(state.n_seen, state.alpha))
         else:
-            z, *weights = values_of(mlx_state(state.zi), state.axis_idx)
+            z, *weights = values_of(known_mlx(state.zi), state.axis_idx)
             weight = weights[0] if weights else np.ones(z.shape)
         with np.errstate(invalid="ignore", divide="ignore"):
             average = z / ((1.0 - state.alpha) * weight)

@@ -26,7 +26,7 @@ from .kernels import default_path, in_stream, kernel, recursion
 from .scan import normalize_chunk_sizes
 from .sosfilt import MAX_CHUNK_SIZE
 from .stream.coefficients import Coefficients, Form, carried_state
-from .stream.convert import as_float32, is_mlx_array
+from .stream.convert import as_float32, is_mlx_array, known_mlx
 from .stream.fusible import Array, FusedStage, PassesThrough, filter_time
 from .stream.segments import first_samples, is_same_rate, sampling_period, stream_dimension, with_known_rate
 from .stream.unit import TransformerTakesSettings, UnitTakesSettings, check_fields, check_message, own_settings
@@ -85,12 +85,6 @@ def as_scipy(state: FilterState) -> npt.NDArray | None:
         return z
     high, low = np.split(z, 2, axis=state.axis_idx + 1)
     return high.astype(np.float64) + low
-
-
-def _of_mlx(zi: npt.NDArray | mx.array | None) -> mx.array:
-    """The state of a filter that a kernel computes."""
-    assert zi is not None and not isinstance(zi, np.ndarray)
-    return zi
 
 
 def for_sigproc(message: AxisArray, place: str) -> AxisArray:
@@ -292,7 +286,9 @@ class FilterTransformer(TransformerTakesSettings, _Filters, sigproc.FilterTransf
                 self._begin(as_float32(message.data, _OPERATION))
         else:
             super()._reset_state(for_sigproc(message, place))
-            state.form = "fir" if state.fir_method is not None else cast(Form, self.settings.coef_type)
+            state.form = "sos" if self.settings.coef_type == "sos" else "ba"
+            if state.fir_method is not None:
+                state.form = "fir"
             state.sections = state.not_begun = None
         state.place = place
         self._in_force, self._coefficients = self.settings, coefficients
@@ -310,7 +306,7 @@ class FilterTransformer(TransformerTakesSettings, _Filters, sigproc.FilterTransf
         settled = sosfilt_zi(state.sections)
         shape = (len(settled), *(2 if axis == state.axis_idx else 1 for axis in range(first.ndim)))
         pairs = mx.array(to_pairs(settled.reshape(shape) * first, axis=state.axis_idx + 1))
-        state.zi = pairs if state.zi is None else mx.where(mx.array(found), pairs, _of_mlx(state.zi))
+        state.zi = pairs if state.zi is None else mx.where(mx.array(found), pairs, known_mlx(state.zi))
         not_begun = ~found if state.not_begun is None else state.not_begun & ~found
         state.not_begun = not_begun if not_begun.any() else None
 
@@ -346,7 +342,7 @@ class FilterTransformer(TransformerTakesSettings, _Filters, sigproc.FilterTransf
         if state.place != KERNEL:
             if (bank := self._bank_for(message)) is not None:
                 x = as_float32(message.data, _OPERATION)
-                y, state.zi = bank.run_one(x, as_float32(_of_mlx(state.zi), _OPERATION), state.axis_idx)
+                y, state.zi = bank.run_one(x, as_float32(known_mlx(state.zi), _OPERATION), state.axis_idx)
                 return replace(message, data=y)
             result = super()._process(for_sigproc(message, state.place))
             return replace(message, data=to_mlx(result.data)) if is_mlx_array(message.data) else result
@@ -355,7 +351,7 @@ class FilterTransformer(TransformerTakesSettings, _Filters, sigproc.FilterTransf
             self._begin(data)
         sizes, sections = self.settings.mlx_metal_chunk_sizes, state.sections
         assert sections is not None
-        zi, n_messages = _of_mlx(state.zi), 0 if state.is_fresh else 1
+        zi, n_messages = known_mlx(state.zi), 0 if state.is_fresh else 1
         y, state.zi = in_stream("sosfilt", data, sections, zi, state.axis_idx, sizes, n_messages)
         state.is_fresh = False
         return replace(message, data=y)

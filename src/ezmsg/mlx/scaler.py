@@ -24,13 +24,12 @@ from .ewma import (
     EWMATransformer,
     alpha_of,
     check_alpha,
-    mlx_state,
     pairs_of,
     values_of,
 )
 from .kernels import Path, check_kernel_path, default_path, in_stream, kernel, recursion
 from .scan import normalize_axis, normalize_chunk_sizes
-from .stream.convert import as_float32, is_mlx_array
+from .stream.convert import as_float32, is_mlx_array, known_mlx
 from .stream.fusible import Advance, Array, FusedStage, PassesThrough, averaging_time
 from .stream.segments import is_same_rate
 from .stream.unit import TransformerTakesSettings, UnitTakesSettings, check_mlx
@@ -235,7 +234,7 @@ class AdaptiveStandardScalerTransformer(
     def _go_on_with_numpy(self, message: AxisArray) -> None:
         """The inverse of :meth:`_go_on_with_mlx`."""
         state = self._state
-        mean, variance, weight = values_of(mlx_state(state.zi), state.axis_idx)
+        mean, variance, weight = values_of(known_mlx(state.zi), state.axis_idx)
         n_seen = state.n_seen
         self._begin(message)
         samples, squares = state.samps_ewma, state.vars_sq_ewma
