@@ -161,6 +161,27 @@ def test_weights_that_are_set_in_a_fused_chain_may_be_zero_elsewhere():
         chain.stages["AffineTransform"].set_weights(mx.array(weights.astype(np.float32)))
         for _ in range(2):
             np.testing.assert_allclose(chain(message(x)).data, mixed(x, weights), rtol=0, atol=1e-5)
+    assert "fused with stages 1 to 3" in chain.describe()
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_weights_of_mlx_are_looked_at_where_their_structure_is_asked_for():
+    x, transformer = mx.array(with_dead_channels(20)), AffineTransformTransformer(weights=DENSE)
+    transformer(message(x))
+    for recalculates in (False, True):
+        transformer.set_weights(mx.array(SPARSE), recalc_structure=recalculates)
+        result = np.array(transformer(message(x)).data)
+        assert np.isnan(result[10]).all() != recalculates
+    np.testing.assert_allclose(result, mixed(np.array(x), SPARSE), rtol=0, atol=1e-5)
+
+
+def test_data_of_other_array_libraries_is_left_to_sigproc():
+    torch = pytest.importorskip("torch", reason="needs PyTorch, which is no dependency of the tests")
+    x = torch.from_numpy(with_dead_channels(20))
+    ours, theirs = (kind(weights=SPARSE) for kind in (AffineTransformTransformer, sigproc.AffineTransformTransformer))
+    result, expected = ours(message(x)).data, theirs(message(x)).data
+    assert isinstance(result, torch.Tensor)
+    np.testing.assert_array_equal(result.numpy(), expected.numpy())
 
 
 @pytest.mark.parametrize("settings", [{"kernel": "sparse"}, {"right_multiply": 1}, {"axis": 0}])

@@ -21,7 +21,6 @@ from .stream.unit import TakesMessages, TransformerTakesSettings, UnitTakesSetti
 if TYPE_CHECKING:
     import mlx.core as mx
 
-
 _MODES = ("mean", "median", "passthrough")
 
 
@@ -43,8 +42,8 @@ class AffineTransformSettings(sigproc.AffineTransformSettings):
 class AffineTransformState(sigproc.AffineTransformState):
     """That of ezmsg-sigproc, with the signs of the weights."""
 
-    signs: npt.NDArray[np.float32] | None = None
-    """Of each weight, as (inputs, outputs); None where no weight is zero."""
+    signs: npt.NDArray[np.float32] | mx.array | None = None
+    """Of each weight, as (inputs, outputs), in the array library of the stream; None where no weight is zero."""
 
 
 class AffineTransformTransformer(
@@ -71,21 +70,28 @@ class AffineTransformTransformer(
 
     def _reset_state(self, message: AxisArray) -> None:
         super()._reset_state(message)
+        state = self._state
         if is_mlx_array(message.data):
             let_dtypes_be_copied()
+            if isinstance(state.signs, np.ndarray):
+                state.signs = _evaluated(state.signs)
 
     def set_weights(self, weights: npt.NDArray | mx.array, *, recalc_structure: bool = False) -> None:
         """Replace the values of the weights; see ezmsg-sigproc's.
 
         Args:
             weights: (inputs, outputs), or with one row more for an offset.
-            recalc_structure: Whether blocks of weights may be others than before.
+            recalc_structure: Whether other weights may be zero than before. Without it, weights of MLX are not looked
+                at on the host, which would wait for them: if none was zero before, none counts as zero.
         """
         super().set_weights(weights, recalc_structure=recalc_structure)
         state = self._state
-        signs = np.sign(np.asarray(weights)[: state.n_in]).astype(np.float32)
-        if state.signs is None or not np.array_equal(signs, state.signs):
-            state.signs = None if signs.all() else signs
+        if not is_mlx_array(weights):
+            state.signs = _signs_of_numpy(weights[: state.n_in]) if isinstance(weights, np.ndarray) else None
+        elif recalc_structure or state.signs is not None:
+            state.signs = _signs_of_mlx(weights[: state.n_in])
+            if recalc_structure:
+                state.signs = _signs_of_numpy(np.asarray(state.signs))
 
     def settling_time(self, tolerance: float, gain: float) -> float:
         """See :class:`ezmsg.mlx.stream.fusible.Settles`: a product is that of one sample."""
@@ -113,12 +119,38 @@ def _passes(weights: object) -> bool:
 
 
 def may_hold_infinite(x: Array) -> bool:
-    """Whether *x* holds a sample that is NaN or infinite; True for all data on a GPU, which is not waited for."""
+    """Whether *x* holds a sample that is NaN or infinite; True for all data on a GPU, which is not waited for.
+
+    False for data of other array libraries, which ezmsg-sigproc computes as it does.
+    """
+    if isinstance(x, np.ndarray):
+        return x.dtype.kind == "f" and not bool(np.isfinite(x).all())
     if not is_mlx_array(x):
-        return np.asarray(x).dtype.kind == "f" and not bool(np.isfinite(x).all())
+        return False
     import mlx.core as mx
 
     return uses_gpu() or not bool(mx.isfinite(x).all())
+
+
+def _signs_of_numpy(weights: npt.NDArray) -> npt.NDArray[np.float32] | None:
+    return None if weights.all() else np.sign(weights).astype(np.float32)
+
+
+def _signs_of_mlx(weights: mx.array) -> mx.array:
+    import mlx.core as mx
+
+    signs = mx.sign(weights.astype(mx.float32))
+    # Another thread may run the stream.
+    mx.async_eval(signs)
+    return signs
+
+
+def _evaluated(signs: npt.NDArray[np.float32]) -> mx.array:
+    import mlx.core as mx
+
+    made = mx.array(signs)
+    mx.eval(made)
+    return made
 
 
 def finite_part(x: Array) -> Array:
@@ -127,18 +159,18 @@ def finite_part(x: Array) -> Array:
     return xp.where(xp.isfinite(x), x, xp.zeros_like(x))
 
 
-def with_what_is_infinite(y: Array, x: Array, axis: int, signs: npt.NDArray[np.float32]) -> Array:
+def with_what_is_infinite(y: Array, x: Array, axis: int, signs: Array) -> Array:
     """*y*, the product of the finite part of *x* with weights of *signs*, with what the rest of *x* adds to it.
 
     That is NaN, or infinity where all that is not finite has a product of the same sign.
     """
     xp = get_namespace(y)
-    taking_part, of_sign = (xp.asarray(each) for each in ((signs != 0).astype(np.float32), signs))
+    signs = xp.asarray(signs)
     moved = xp.moveaxis(x, axis, -1)
     # Whole numbers so small that every device adds them up without an error.
-    n_taken = (~xp.isfinite(moved)).astype(xp.float32) @ taking_part
+    n_taken = (~xp.isfinite(moved)).astype(xp.float32) @ xp.abs(signs)
     side = xp.isposinf(moved).astype(xp.float32) - xp.isneginf(moved).astype(xp.float32)
-    balance = side @ of_sign
+    balance = side @ signs
     added = xp.where(n_taken == balance, np.inf, xp.where(n_taken == -balance, -np.inf, np.nan))
     added = xp.where(n_taken == 0, 0.0, added)
     return y + xp.moveaxis(added, -1, axis).astype(y.dtype)
@@ -147,8 +179,8 @@ def with_what_is_infinite(y: Array, x: Array, axis: int, signs: npt.NDArray[np.f
 class FusedAffine(OfEachSample[sigproc.AffineTransformTransformer]):
     """One matrix product with all weights; blocks are left to the transformer.
 
-    The weights are part of the arrays, so that ones that are set in the middle of a stream count from then on. Their
-    signs are not.
+    Arrays: the weights, and their signs where some are zero, so that ones that are set in the middle of a stream count
+    from then on.
     """
 
     def __init__(self, transformer: sigproc.AffineTransformTransformer, message: AxisArray) -> None:
@@ -157,7 +189,7 @@ class FusedAffine(OfEachSample[sigproc.AffineTransformTransformer]):
         self._mixed = message.get_axis_idx(self._name)
         self._n_in = message.data.shape[self._mixed]
         self._loaded: object = None
-        self._signs = _signs_of(transformer)
+        self._spreads = _signs_of(transformer) is None
 
     @property
     def mixes_samples(self) -> bool:
@@ -166,12 +198,15 @@ class FusedAffine(OfEachSample[sigproc.AffineTransformTransformer]):
 
     def load(self) -> tuple[tuple[mx.array, ...], None] | None:
         """See :class:`~ezmsg.mlx.stream.fusible.FusedStage`."""
-        state = self.transformer.state
+        state, signs = self.transformer.state, _signs_of(self.transformer)
         weights: object = state.weights
         self._loaded = weights
         # Of MLX in a stream of MLX: what else there is has been set, and is for the transformer.
-        is_known = state.blocks is None and _signs_of(self.transformer) is self._signs
-        return ((weights,), None) if is_known and is_mlx_array(weights) else None
+        if state.blocks is not None or not is_mlx_array(weights) or (signs is None) != self._spreads:
+            return None
+        if signs is None:
+            return (weights,), None
+        return ((weights, signs), None) if is_mlx_array(signs) else None
 
     def has_changed(self) -> bool:
         """See :class:`~ezmsg.mlx.stream.fusible.FusedStage`."""
@@ -185,10 +220,10 @@ class FusedAffine(OfEachSample[sigproc.AffineTransformTransformer]):
 
     def apply(self, x: Array, arrays: tuple[Array, ...], variant: None) -> tuple[Array, tuple[Array, ...]]:
         """See :class:`~ezmsg.mlx.stream.fusible.FusedStage`."""
-        if self._signs is None or (isinstance(x, np.ndarray) and np.isfinite(x).all()):
+        if self._spreads or (isinstance(x, np.ndarray) and np.isfinite(x).all()):
             return self._product(x, arrays[0]), arrays
         y = self._product(finite_part(x), arrays[0])
-        return with_what_is_infinite(y, x, self._mixed, self._signs), arrays
+        return with_what_is_infinite(y, x, self._mixed, arrays[1]), arrays
 
     def _product(self, x: Array, weights: Array) -> Array:
         last = x.ndim - 1
@@ -199,7 +234,7 @@ class FusedAffine(OfEachSample[sigproc.AffineTransformTransformer]):
         return y.transpose([order.index(axis) for axis in range(x.ndim)]) if self._mixed != last else y
 
 
-def _signs_of(transformer: sigproc.AffineTransformTransformer) -> npt.NDArray[np.float32] | None:
+def _signs_of(transformer: sigproc.AffineTransformTransformer) -> Array | None:
     return transformer._state.signs if isinstance(transformer, AffineTransformTransformer) else None
 
 
