@@ -158,9 +158,9 @@ class BaseChainTransformer(CompositeProcessor[SettingsType, AxisArray, Output], 
         self._renew()
 
     def __getstate__(self) -> dict[str, typing.Any]:
-        # Before the stages are copied or pickled, they have their state.
         if "mlx.core" in sys.modules:
             let_dtypes_be_copied()
+        # Before the stages are copied or pickled, they have their state.
         self._runner.store()
         return vars(self).copy()
 

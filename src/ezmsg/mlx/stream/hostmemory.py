@@ -187,8 +187,8 @@ class HostMemory:
     def give_back_after(self, block: Block, marks: Sequence[mx.array]) -> None:
         """Have *block* used again, once *marks* are there; their evaluation has begun.
 
-        Only the thread that takes blocks asks for *marks*: they may be the state of a chain, which its next message is
-        computed from, and MLX does not allow two threads to use an array that is not there yet.
+        A thread that takes blocks may wait for *marks*, and the one that frees them does not: MLX ends the process
+        where two threads use an array that is not there yet.
         """
         with self._lock:
             block.idle_since = time.monotonic()

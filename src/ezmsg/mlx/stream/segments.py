@@ -290,7 +290,8 @@ def _is_linear(axis: AxisBase) -> TypeGuard[LinearAxis]:
 
 def _coordinates(message: AxisArray, name: str) -> CoordinateAxis:
     """The axis *name* of a message, which :class:`Layout` knows to be streamed and not linear."""
-    axis: typing.Any = message.axes[name]
+    axis = message.axes[name]
+    assert isinstance(axis, CoordinateAxis)
     return axis
 
 
