@@ -276,7 +276,7 @@ def test_a_dry_run_says_what_would_fail(run):
     assert status == 0  # both are of one kind, of which the first is measured
     status, lines = run("--chain", "band-pass", "--low", 100, "--dry-run")
     assert status == 1
-    assert "fs/2=1000" in lines[0]["error"]
+    assert "'cutoff' must be below half the sampling rate (1000 Hz), got 6000.0" in lines[0]["error"]
 
 
 @pytest.mark.parametrize(
