@@ -1,5 +1,6 @@
 """The states of all transformers of this package can be saved, and are gone on with bit for bit."""
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -12,13 +13,18 @@ import pytest
 from ezmsg.baseproc import BaseStatefulTransformer, CompositeProcessor, processor_state
 from ezmsg.sigproc.butterworthfilter import ButterworthFilterSettings
 from ezmsg.sigproc.butterworthzerophase import ButterworthZeroPhaseTransformer
+from ezmsg.sigproc.filterbank import FilterbankMode
+from ezmsg.sigproc.slicer import SlicerTransformer
+from ezmsg.sigproc.window import WindowTransformer
 from ezmsg.util.messages.axisarray import AxisArray
+from helpers.on_no_gpu import as_on_a_gpu
 
 import ezmsg.mlx
 from ezmsg.mlx.offline import checkpoint
 from ezmsg.mlx.stream.convert import is_mlx_array
 
 mx = pytest.importorskip("mlx.core")
+nn = pytest.importorskip("mlx.nn")
 
 RATE = 1000.0
 
@@ -37,6 +43,8 @@ def make_chain():
 BAND = {"order": 2, "cuton": 30.0, "cutoff": 100.0, "coef_type": "sos"}
 LOW_PASS = {"order": 2, "cutoff": 20.0, "coef_type": "sos"}
 HILBERT = {"order": 30, "f_lo": 50.0, "f_hi": 300.0, "trans_lo": 20.0, "trans_hi": 20.0}
+
+LINEAR = {"input_dims": 4, "output_dims": 2}
 
 FACTORIES = {
     "ActivationTransformer": {"function": "sigmoid"},
@@ -138,32 +146,81 @@ def test_a_state_is_gone_on_with_bit_for_bit(name, backend):
     assert len(bits(expected[3:])) > 0
 
 
-NOT_COPIED = {"RMSBandPowerTransformer"}
-"""A buffer of ezmsg-sigproc's Window holds a module, which nothing copies."""
+def make_chain_of_others():
+    """Transformers of ezmsg-sigproc, which hold a buffer, and what they recognize their last message by."""
+    return [
+        ezmsg.mlx.AsArrayTransformer(backend="mlx"),
+        SlicerTransformer(selection="1:3"),
+        WindowTransformer(newaxis="win", window_dur=0.1, window_shift=0.07, zero_pad_until="none"),
+    ]
 
-NOT_PICKLED = {*NOT_COPIED, "CWTTransformer", "NetworkTransformer"}
-"""With local functions of ezmsg-baseproc, in a transformer of ezmsg-sigproc's or their own."""
+
+COPIED = {
+    **{name: functools.partial(make, name) for name in FACTORIES},
+    "chain of others": lambda: ezmsg.mlx.ChainTransformer(make_chain=make_chain_of_others),
+    "filters by windows": lambda: ezmsg.mlx.FilterbankTransformer(kernels=[np.ones(9)], mode=FilterbankMode.FFT),
+    "compiled network": lambda: ezmsg.mlx.NetworkTransformer(model_class=nn.Linear, model_kwargs=LINEAR, window=7),
+    "resampled": lambda: resampled(ezmsg.mlx.ResampleProcessor(resample_rate=700.0)),
+}
+
+
+HOLD_OTHERS = {("CWTTransformer", "numpy"), ("filters by windows", "numpy")}
+"""There are transformers of ezmsg-sigproc in their states, which can be pickled with the whole only."""
+
+
+def resampled(processor):
+    """A transformer for a test: a message, and the samples that there are after it."""
+
+    def step(message):
+        step.processor(message)
+        return next(step.processor)
+
+    step.processor = processor
+    return step
 
 
 def pickled(step):
     return pickle.loads(pickle.dumps(step))
 
 
+def copied(step, how):
+    return resampled(how(step.processor)) if hasattr(step, "processor") else how(step)
+
+
 @pytest.mark.parametrize("backend", ["numpy", "mlx"])
-@pytest.mark.parametrize("name", FACTORIES)
-def test_a_copy_goes_on_bit_for_bit_and_a_state_can_be_pickled(name, backend):
+@pytest.mark.parametrize("name", COPIED)
+def test_a_copy_and_a_pickle_go_on_bit_for_bit_and_on_their_own(name, backend):
     messages = list(stream(backend))
-    step = make(name)
-    expected = [step(message) for message in messages]
-    step = make(name)
-    for message in messages[:3]:
-        step(message)
-    copies = [copy.deepcopy(step)] if name not in NOT_COPIED else []
-    if name not in NOT_PICKLED:
-        copies.append(pickled(step))
+    with as_on_a_gpu() if name == "compiled network" else contextlib.nullcontext():
+        step = COPIED[name]()
+        for message in messages[:3]:
+            step(message)
+        copies = [copied(step, copy.deepcopy), copied(step, pickled)]
+        expected = [step(message) for message in messages[3:]]
+        for made in copies:
+            assert bits(made(message) for message in messages[3:]) == bits(expected)
+    assert len(bits(expected)) > 0
+    if (name, backend) not in HOLD_OTHERS:
         pickled(getattr(step, "state", None))
-    for made in (*copies, step):
-        assert bits(made(message) for message in messages[3:]) == bits(expected[3:])
+
+
+def test_a_copy_of_a_network_has_weights_that_are_being_loaded():
+    messages = list(stream("numpy"))
+    weights = {"weight": np.eye(2, 4, dtype=np.float32), "bias": np.ones(2, np.float32)}
+    for n_before in (0, 1):
+        step = ezmsg.mlx.NetworkTransformer(model_class=nn.Linear, model_kwargs=LINEAR, window=7)
+        for message in messages[:n_before]:
+            step(message)
+        loading = step.exchange_weights(weights)
+        copies = [copy.deepcopy(step), pickled(step)]
+        for made in (step, *copies):
+            if not n_before:
+                # It has no model yet to load them for.
+                made.prepare(4)
+                made.exchange_weights(weights).result()
+            made(messages[1])
+            np.testing.assert_array_equal(made.state.weights["weight"], weights["weight"])
+        assert loading.done()
 
 
 def test_a_composite_of_ezmsg_baseproc_can_be_saved():

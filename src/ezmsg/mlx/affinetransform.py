@@ -13,7 +13,7 @@ from ezmsg.baseproc import BaseStatefulTransformer, BaseTransformerUnit, process
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
-from .stream.convert import is_mlx_array, let_dtypes_be_copied
+from .stream.convert import is_mlx_array, let_states_be_copied
 from .stream.device import uses_gpu
 from .stream.fusible import Array, Axes, FusedStage, OfEachSample, PassesThrough
 from .stream.unit import TakesMessages, TransformerTakesSettings, UnitTakesSettings, check_fields, check_message
@@ -72,7 +72,7 @@ class AffineTransformTransformer(
         super()._reset_state(message)
         state = self._state
         if is_mlx_array(message.data):
-            let_dtypes_be_copied()
+            let_states_be_copied()
             if isinstance(state.signs, np.ndarray):
                 state.signs = _evaluated(state.signs)
 
@@ -380,7 +380,7 @@ class CommonRereferenceTransformer(
         super()._reset_state(message)
         state = self._state
         if is_mlx_array(message.data):
-            let_dtypes_be_copied()
+            let_states_be_copied()
         state.members = state.ends = state.gains = None
         state.n_channels = message.data.shape[self._axis_of(message)]
         if not state.passthrough:

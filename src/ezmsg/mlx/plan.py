@@ -27,7 +27,7 @@ from ezmsg.util.messages.util import replace
 
 from .cache import MIB, lifted_cache_limit
 from .memory.shapes import suggested_sizes
-from .stream.convert import is_mlx_array
+from .stream.convert import is_mlx_array, let_states_be_copied
 from .stream.device import has_gpu_allocator
 from .stream.segments import Layout, Segment, cut, value_at
 from .stream.unit import Stage, Stages, captured, check_count, put_back, run_steps, steps_of
@@ -41,6 +41,7 @@ def steps_left_as_found(chain: Stages | Callable[[], Stages], factory: bool | No
     steps = steps_of(given() if is_factory else given)
     keepers = [] if is_factory else list(_keepers_of_state(steps, set()))
     found = captured(*keepers)
+    let_states_be_copied()
     try:
         # Settings are frozen, and what is captured leaves them as they are.
         copies = copy.deepcopy([{**vars(keeper), "settings": None} for keeper in keepers])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -14,12 +13,12 @@ from ezmsg.util.messages.util import replace
 
 from ..asarray import AsArrayTransformer
 from ..cache import withdraw_cache_limit
-from ..stream.convert import let_dtypes_be_copied
 from ..stream.unit import (
     Output,
     PublishesEach,
     Stage,
     Stages,
+    attributes_to_copy,
     check_message,
     differing_fields,
     flush_steps,
@@ -158,11 +157,9 @@ class BaseChainTransformer(CompositeProcessor[SettingsType, AxisArray, Output], 
         self._renew()
 
     def __getstate__(self) -> dict[str, typing.Any]:
-        if "mlx.core" in sys.modules:
-            let_dtypes_be_copied()
         # Before the stages are copied or pickled, they have their state.
         self._runner.store()
-        return vars(self).copy()
+        return attributes_to_copy(self)
 
     @property
     def stages(self) -> Mapping[str, Stage]:

@@ -14,7 +14,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
 
-from ..stream.convert import Unread, let_dtypes_be_copied
+from ..stream.convert import Unread, let_states_be_copied
 from ..stream.device import bus, start_kernels_one_by_one, uses_gpu
 from ..stream.hostmemory import device_memory
 from .checkpoint import Arrays, Weight, check_weights, converted, flattened, from_pytorch, read_weights, template_of
@@ -27,6 +27,11 @@ Weights: TypeAlias = dict[str, mx.array]
 """Those of a model as it computes with them, by their names."""
 
 Call: TypeAlias = "Callable[[Weights, mx.array, Tree], tuple[Tree, Tree]]"
+
+_Arguments: TypeAlias = "tuple[type | str, Mapping[str, Any] | None, int, str | None, str, int | None, bool]"
+
+_Held: TypeAlias = "tuple[Weights, tuple[int, tuple[int, ...]] | None]"
+"""The weights of a model, and what it was prepared for."""
 
 GROUP_SIZE = 64
 """Weights that share a scale, where they are quantized."""
@@ -130,7 +135,9 @@ class Model:
         "_dtype",
         "_guarded",
         "_in_module",
+        "_made_of",
         "_module",
+        "_prepared",
         "_step",
         "_takes_state",
         "_window",
@@ -150,6 +157,9 @@ class Model:
         carries: bool,
     ) -> None:
         start_kernels_one_by_one()
+        # With weights of its own, a copy needs no file.
+        self._made_of = model_class, model_kwargs, n_features, None, dtype, quantize, carries
+        self._prepared: tuple[int, tuple[int, ...]] | None = None
         module = made(imported(model_class), model_kwargs, n_features)
         module.eval()
         arrays: Arrays = dict(tree_flatten(module.parameters()))
@@ -160,7 +170,7 @@ class Model:
                 raise type(error)(
                     f"'checkpoint_path' must be a file of weights, got {checkpoint_path!r}: {error}"
                 ) from error
-        let_dtypes_be_copied()
+        let_states_be_copied()
         self._dtype: mx.Dtype = getattr(mx, dtype)
         # Its weights are never computed: the file's take their place.
         quantized = _quantized(module, quantize) if quantize is not None else None
@@ -180,6 +190,15 @@ class Model:
         self._takes_state = carries and _takes_two(module)
         self._call: Call = self._eager
         self._guarded: Call = functools.partial(_kept_where_not_finite, self._eager)
+
+    def __reduce__(self) -> tuple[type[Model], _Arguments, _Held]:
+        # Nothing copies what is compiled, so that a copy is made and prepared anew.
+        return Model, self._made_of, (self.weights, self._prepared)
+
+    def __setstate__(self, held: _Held) -> None:
+        self.weights, prepared = held
+        if prepared is not None:
+            self.prepare(*prepared)
 
     def __call__(self, weights: Weights, x: mx.array, state: Tree = None, guarded: bool = False) -> tuple[Tree, Tree]:
         """The results of *x*, (batch, window, features), and the state after it; None where there is none. Lazy.
@@ -244,6 +263,7 @@ class Model:
             TypeError: The model does not take windows, or returns something else than arrays.
             ValueError: It returns states of different forms.
         """
+        self._prepared = window, tuple(sizes)
         x = np.random.default_rng(0).standard_normal((max(sizes), window, self.n_features)).astype(np.float32)
         try:
             # Not compiled at first: kernels prove themselves here, and errors are those of the model.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Literal
 
 import ezmsg.core as ez
@@ -19,7 +19,7 @@ from ..stream.convert import as_float32, begin_reading, import_mlx, is_mlx_array
 from ..stream.device import bus, uses_gpu
 from ..stream.hostmemory import Block, device_memory
 from ..stream.segments import GAP_TOLERANCE, is_same_rate, linear_axis, sampling_period, value_at, with_known_rate
-from ..stream.unit import PublishesEach, check_count, check_fields, check_message
+from ..stream.unit import PublishesEach, attributes_to_copy, check_count, check_fields, check_message
 from .windows import Cut, Samples, Waiting
 
 if TYPE_CHECKING:
@@ -146,13 +146,14 @@ class _Exchange:
     """Loads weights in a thread, one after the other."""
 
     # With slots, since a chain takes back what attributes hold where a later stage fails, and the thread goes on.
-    __slots__ = ("_early", "_model", "_pool", "loaded")
+    __slots__ = ("_early", "_loading", "_model", "_pool", "loaded")
 
     def __init__(self) -> None:
         self.loaded: Weights | None = None
         self._model: Model | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._early: list[tuple[object, Future[Weights]]] = []
+        self._loading: list[Future[None]] = []
 
     def begin(self, model: Model) -> None:
         """Load for *model* from now on, also what has been asked for before there was one."""
@@ -160,6 +161,16 @@ class _Exchange:
         early, self._early = self._early, []
         for weights, loading in early:
             self._submit(model, weights, loading)
+
+    def __getstate__(self) -> tuple[Weights | None, Model | None, list[object]]:
+        # What a thread is loading would be missing in a copy.
+        wait(self._loading)
+        return self.loaded, self._model, [weights for weights, _ in self._early]
+
+    def __setstate__(self, held: tuple[Weights | None, Model | None, list[object]]) -> None:
+        self.__init__()  # type: ignore[misc]
+        self.loaded, self._model, early = held
+        self._early = [(weights, Future()) for weights in early]
 
     def load(self, weights: object) -> Future[Weights]:
         """Called when :attr:`loaded` are these."""
@@ -186,7 +197,7 @@ class _Exchange:
             import_mlx().async_eval(weights)
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "ezmsg-mlx weights")
-        self._pool.submit(load)
+        self._loading = [each for each in self._loading if not each.done()] + [self._pool.submit(load)]
 
 
 def _has_mlx(tree: object) -> bool:
@@ -244,6 +255,9 @@ class NetworkTransformer(BaseStatefulTransformer[NetworkSettings, AxisArray, lis
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._exchange = _Exchange()
+
+    def __getstate__(self) -> dict[str, object]:
+        return attributes_to_copy(self)
 
     def prepare(self, n_features: int) -> None:
         """Make the model, load its weights, and run or compile it in all shapes, ahead of the first message.

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import copyreg
 import functools
+import importlib
 import math
+import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, get_args
@@ -28,6 +30,7 @@ from .sharedcopy import SharedCopy
 
 if TYPE_CHECKING:
     import mlx.core as mx
+    from ezmsg.sigproc.util.buffer import HybridBuffer
 
 # Samples that are rounded at a time, so that they stay in the processor's cache.
 _BLOCK = 1 << 17
@@ -175,12 +178,28 @@ def import_mlx() -> ModuleType:
     return mx
 
 
-@functools.cache
-def let_dtypes_be_copied() -> None:
-    """Have ``copy`` and ``pickle`` take MLX's dtypes, which states of transformers hold, and which do not say how."""
-    import mlx.core as mx
+def let_states_be_copied() -> None:
+    """Have ``copy`` and ``pickle`` take what states of transformers hold and what does not say how.
 
-    copyreg.pickle(mx.Dtype, _reduced_dtype)
+    These are MLX's dtypes, and ezmsg-sigproc's buffers, which hold the module of their array library.
+    """
+    if (library := sys.modules.get("mlx.core")) is not None:
+        copyreg.pickle(library.Dtype, _reduced_dtype)
+    if (buffers := sys.modules.get("ezmsg.sigproc.util.buffer")) is not None:
+        copyreg.pickle(buffers.HybridBuffer, _reduced_buffer)
+
+
+def _reduced_buffer(buffer: HybridBuffer) -> tuple[Callable[[str], HybridBuffer], tuple[str], dict[str, object]]:
+    return _buffer_of, (buffer.xp.__name__,), {name: held for name, held in vars(buffer).items() if name != "xp"}
+
+
+def _buffer_of(library: str) -> HybridBuffer:
+    """A buffer for arrays of the module *library*, which has nothing in it yet."""
+    from ezmsg.sigproc.util.buffer import HybridBuffer
+
+    buffer = HybridBuffer.__new__(HybridBuffer)
+    buffer.xp = importlib.import_module(library)
+    return buffer
 
 
 def _reduced_dtype(dtype: mx.Dtype) -> tuple[Callable[[str], mx.Dtype], tuple[str]]:

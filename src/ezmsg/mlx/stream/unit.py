@@ -22,6 +22,7 @@ import ezmsg.core as ez
 import numpy as np
 from ezmsg.baseproc import (
     BaseProcessor,
+    BaseStatefulProcessor,
     BaseStatefulTransformer,
     BaseTransformer,
     BaseTransformerUnit,
@@ -30,6 +31,8 @@ from ezmsg.baseproc import (
     suppress_axis_deprecation,
 )
 from ezmsg.util.messages.axisarray import AxisArray, AxisBase
+
+from .convert import let_states_be_copied
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -188,8 +191,28 @@ def _taken(
     return args, settings if settings is None else own_settings(kind, settings)
 
 
-def _holds_function(held: object) -> bool:
-    return isinstance(held, tuple) and any(isinstance(each, types.FunctionType) for each in held)
+def attributes_to_copy(stage: BaseProcessor) -> dict[str, object]:
+    """The attributes of *stage* that a copy of it is to have, ready for ``copy`` and ``pickle``.
+
+    It forgets by what to recognize its last message, since there is a local function of ezmsg-baseproc in that, and so
+    do the transformers that it consists of. The next message brings it back.
+    """
+    let_states_be_copied()
+    _forget_messages(stage, set())
+    return vars(stage).copy()
+
+
+def _forget_messages(held: object, seen: set[int]) -> None:
+    if isinstance(held, (dict, list, tuple)):
+        for each in held.values() if isinstance(held, dict) else held:
+            _forget_messages(each, seen)
+    elif isinstance(held, BaseProcessor) and id(held) not in seen:
+        seen.add(id(held))
+        _forget_messages(vars(held), seen)
+        if isinstance(held, BaseStatefulProcessor):
+            # Since a state that is assigned may belong to another message.
+            held.state = held.state
+            _forget_messages(getattr(held.state, "__dict__", {}), seen)
 
 
 class TransformerTakesSettings(_Transformer):
@@ -210,8 +233,8 @@ class TransformerTakesSettings(_Transformer):
         super().__init__(*args, settings=settings, **kwargs)
 
     def __getstate__(self) -> dict[str, object]:
-        # Without what ezmsg-baseproc recognizes the last message by: a copy makes its own, and it has a local function.
-        return {name: held for name, held in vars(self).items() if not _holds_function(held)}
+        assert isinstance(self, BaseProcessor)
+        return attributes_to_copy(self)
 
     def _settings_class(self) -> type[ez.Settings]:
         assert isinstance(self, BaseProcessor)
