@@ -11,6 +11,7 @@ from ezmsg.sigproc.affinetransform import AffineTransformTransformer
 from ezmsg.sigproc.aggregate import AggregateTransformer, AggregationFunction
 from ezmsg.sigproc.binned_aggregate import BinnedAggregateTransformer
 from ezmsg.sigproc.downsample import DownsampleSettings, DownsampleTransformer
+from ezmsg.sigproc.materialize import MaterializeMode
 from ezmsg.sigproc.math.abs import AbsTransformer
 from ezmsg.sigproc.math.clip import ClipTransformer
 from ezmsg.sigproc.math.log import LogTransformer
@@ -128,6 +129,15 @@ PACKAGES_OWN: dict[type, tuple[dict, dict[str, list]]] = {
     package.ActivationTransformer: ({"function": "expit"}, {"function": ["logit", "none"]}),
     package.CommonRereferenceTransformer: ({}, REFERENCE),
     package.AffineTransformTransformer: MIXTURE,
+    package.RMSBandPowerTransformer: (
+        {"bandpass": band(300.0, 5000.0), "bin_duration": 0.001},
+        {
+            "bandpass": [band(400.0, 5000.0), band(300.0, 5000.0, order=0)],
+            "bin_duration": [0.00051],
+            "apply_sqrt": [False],
+            "materialize": [MaterializeMode.OFF],
+        },
+    ),
     package.SquareLawBandPowerTransformer: (
         {"bandpass": band(300.0, 5000.0), "lowpass": band(None, 1000.0), "downsample": DownsampleSettings(factor=4)},
         {

@@ -11,23 +11,30 @@ from ezmsg.baseproc import BaseTransformer
 from ezmsg.sigproc.affinetransform import CommonRereferenceTransformer
 from ezmsg.sigproc.aggregate import AggregateTransformer
 from ezmsg.sigproc.binned_aggregate import BinnedAggregateTransformer
-from ezmsg.sigproc.downsample import DownsampleTransformer
+from ezmsg.sigproc.downsample import DownsampleSettings, DownsampleTransformer
 from ezmsg.sigproc.window import WindowTransformer
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 from helpers.offline_memory import MemorySink, MemorySource
-from helpers.processes import RecordedLog
+from helpers.processes import RecordedLog, in_fresh_process
 from helpers.random_recordings import RandomRecording, detrended
 from scipy import signal
 
 from ezmsg.mlx import (
     AsArrayTransformer,
+    BinnedEventAggregator,
+    ButterworthFilterSettings,
     ChainTransformer,
     DetrendTransformer,
     EWMATransformer,
+    Parallel,
     PowTransformer,
+    Rate,
     ReadLateTransformer,
     RechunkSettings,
+    RMSBandPowerTransformer,
+    SquareLawBandPowerTransformer,
+    ThresholdCrossingTransformer,
     ZarrSink,
     process_recording,
     process_recordings,
@@ -38,6 +45,7 @@ from ezmsg.mlx.offline.pieces import (
     Piece,
     PieceResults,
     Seams,
+    chain_settling_time,
     differences,
     grids_of,
     plan_pieces,
@@ -88,6 +96,23 @@ def window_chain():
     ]
 
 
+BAND = ButterworthFilterSettings(order=2, cuton=50.0, cutoff=200.0, coef_type="sos")
+
+
+def branches_chain():
+    """Branches of this package alone, one with a composite."""
+    events = ThresholdCrossingTransformer(threshold=150.0, output_format="dense")
+    counts = [events, BinnedEventAggregator(bin_duration=0.011, fractional=False)]
+    power = RMSBandPowerTransformer(bandpass=BAND, bin_duration=0.011)
+    return [AsArrayTransformer(backend="mlx"), Parallel({"n": counts, "p": power}), AsArrayTransformer(backend="numpy")]
+
+
+def smoothed_chain():
+    smooth = ButterworthFilterSettings(order=2, cutoff=20.0, coef_type="sos")
+    power = SquareLawBandPowerTransformer(bandpass=BAND, lowpass=smooth, downsample=DownsampleSettings(factor=7))
+    return [AsArrayTransformer(backend="mlx"), Parallel({"power": power}), AsArrayTransformer(backend="numpy")]
+
+
 def double():
     return [AsArrayTransformer(backend="numpy", dtype="float32"), PowTransformer(exponent=2.0)]
 
@@ -133,7 +158,10 @@ def contents(path):
 # ----------------------------------------------------------------------------------------------------------- results
 
 
-@pytest.mark.parametrize("factory", [bins_chain, one_chain, filter_chain, window_chain])
+CHAINS = [bins_chain, one_chain, filter_chain, window_chain, branches_chain, smoothed_chain]
+
+
+@pytest.mark.parametrize("factory", CHAINS)
 def test_results_are_those_of_one_run_within_the_tolerance(factory, path, executor):
     expected = in_one(source(), factory)
     done = in_pieces(source(), factory, path, executor)
@@ -146,6 +174,30 @@ def test_results_are_those_of_one_run_within_the_tolerance(factory, path, execut
     about = zarr.open_group(str(path), mode="r").attrs["pieces"]
     assert (about["count"], about["largest_difference"]) == (done.n_pieces, done.largest_difference)
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+@in_fresh_process
+def test_a_branch_says_where_its_results_lie_before_a_chain_has_run():
+    """What is known of ezmsg-sigproc's transformers is registered by whoever asks first."""
+    power = RMSBandPowerTransformer(bandpass=BAND, bin_duration=0.01)
+    for stages in (power, BinnedAggregateTransformer(bin_duration=0.01), Rate(bin_duration=0.01)):
+        (grid,) = grids_of([Parallel({"branch": stages})], 1e-3)
+        assert (grid.gain, grid.results_after(1000), grid.start_of(3)) == (0.01, 100, 30)
+        assert chain_settling_time([Parallel({"branch": stages})], 1e-6, 1e-3) < 1.0
+
+
+def test_margins_in_seconds_serve_branches(path, executor):
+    expected = in_one(source(), branches_chain)
+    assert in_pieces(source(), branches_chain, path, executor, margin=0.5).n_pieces > 3
+    np.testing.assert_allclose(contents(path)[0], expected.results, rtol=1e-6, atol=1e-6 * expected.results.max())
+
+
+def test_a_branch_that_says_nothing_is_named(path, executor):
+    def chain():
+        return Parallel({"a": lambda message: message})
+
+    with pytest.raises(ValueError, match=r"Parallel.* does not say how long it remembers"):
+        in_pieces(source(), chain, path, executor)
 
 
 def test_a_recording_that_is_not_cut_gives_the_very_bits(path, executor):

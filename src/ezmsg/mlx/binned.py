@@ -11,13 +11,14 @@ import numpy.typing as npt
 from ezmsg.baseproc import BaseStatefulTransformer
 from ezmsg.sigproc.aggregate import AggregationFunction
 from ezmsg.sigproc.binned_aggregate import BinnedAggregateState, BinnedAggregateTransformer
+from ezmsg.sigproc.util.binning import BinSchedule
 from ezmsg.util.messages.axisarray import AxisArray, LinearAxis
 from ezmsg.util.messages.util import replace
 
 from .peak import SparseEvents
 from .stream.convert import is_mlx_array
 from .stream.device import uses_gpu
-from .stream.fusible import Advance, Array, Axes, FusedStage
+from .stream.fusible import Advance, Array, Axes, FusedStage, ResultGrid, one_for_each
 from .stream.segments import linear_axis
 from .stream.unit import (
     PublishesEach,
@@ -61,6 +62,50 @@ class BinnedEventAggregatorSettings(ez.Settings):
     def __post_init__(self) -> None:
         check_number("bin_duration", self.bin_duration)
         check_fields(self, flags=("scale_output", "fractional", "scale_by_value"), names=("axis",))
+
+
+class _BeginsAt(BinnedAggregateState):
+    """The state of bins that are to begin with another one than the first.
+
+    The schedule is made at the first message, which is then cut by it. From then on this is a state like any other.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        vars(self)["number"] = number
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if isinstance(value, BinSchedule):
+            value.n_bins_done = vars(self).pop("number")
+            self.__class__ = BinnedAggregateState  # type: ignore[assignment]
+
+
+def grid_of_bins(stage: BinnedAggregateTransformer, gain: float) -> ResultGrid:
+    """Where the results of bins lie; see :mod:`ezmsg.mlx.stream.fusible`."""
+    settings = stage.settings
+    if settings.passthrough:
+        return one_for_each(gain)
+    schedule = BinSchedule(bin_duration=settings.bin_duration, fractional=settings.fractional)
+    schedule.reset(1.0 / gain)
+    spb = schedule.spb
+
+    def results_after(n_samples: int) -> int:
+        # As the schedule has it: bin number m ends before sample int((m + 1) * spb).
+        number = int((n_samples + 1) / spb) + 1
+        while int(number * spb) > n_samples:
+            number -= 1
+        return number
+
+    def begin(number: int) -> None:
+        stage.state = _BeginsAt(number)
+
+    return ResultGrid(schedule.output_gain, results_after, lambda number: int(number * spb), begin)
+
+
+def bins_remember(stage: BinnedAggregateTransformer, tolerance: float, gain: float) -> float:
+    """How long bins remember; see :class:`ezmsg.mlx.stream.fusible.Settles`."""
+    return 0.0 if stage.settings.passthrough else stage.settings.bin_duration + gain
 
 
 class BinnedEventAggregator(
@@ -108,6 +153,14 @@ class BinnedEventAggregator(
         stage = FusedEventCounts(self, message)
         # A bin shorter than a sample may be empty.
         return stage if stage.length >= 1.0 and stage.axis == 0 and self.state.axis == stage.dim else None
+
+    def settling_time(self, tolerance: float, gain: float) -> float:
+        """See :class:`ezmsg.mlx.stream.fusible.Settles`."""
+        return bins_remember(self, tolerance, gain)
+
+    def result_grid(self, gain: float) -> ResultGrid:
+        """See :mod:`ezmsg.mlx.stream.fusible`."""
+        return grid_of_bins(self, gain)
 
     def divisor(self) -> float:
         """Divisor of the counts."""

@@ -456,10 +456,14 @@ class _Designer(Protocol):
 
 def not_a_filter(settings: ez.Settings, rate: float, error: Exception) -> ValueError:
     """The error for settings of which no filter can be designed at a sampling rate in Hz, for the reason *error*."""
-    for name in ("cuton", "cutoff", "Wn"):
+    for name in ("cuton", "cutoff", "Wn", "fundamental_freq"):
         value = getattr(settings, name, None)
         if value is not None and getattr(settings, "wn_hz", True) and np.max(value) >= rate / 2:
             return ValueError(f"{name!r} must be below half the sampling rate ({rate / 2:g} Hz), got {value!r}")
+    if (q_factor := getattr(settings, "q_factor", None)) is not None:
+        return ValueError(
+            f"'q_factor' must give bands that a filter can have at {rate:g} Hz, got {q_factor!r}: {error}"
+        )
     return ValueError(f"{settings!r} does not describe a filter at {rate:g} Hz: {error}")
 
 

@@ -45,6 +45,8 @@ class Rate(
 
     # As they are there, by what this divides by.
     fuse = BinnedEventAggregator.fuse
+    settling_time = BinnedEventAggregator.settling_time
+    result_grid = BinnedEventAggregator.result_grid
 
     def divisor(self) -> float:
         """Divisor of the counts."""

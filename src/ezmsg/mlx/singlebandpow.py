@@ -8,9 +8,9 @@ from typing import Any, cast
 import ezmsg.sigproc.singlebandpow as sigproc
 import numpy as np
 from ezmsg.baseproc import BaseTransformer, BaseTransformerUnit, CompositeProcessor, suppress_axis_deprecation
+from ezmsg.sigproc.binned_aggregate import BinnedAggregateSettings, BinnedAggregateTransformer
 from ezmsg.sigproc.materialize import MaterializeMode
 from ezmsg.util.messages.axisarray import AxisArray
-from ezmsg.util.messages.modify import ModifyAxisSettings, ModifyAxisTransformer
 from ezmsg.util.messages.util import replace
 
 from .butterworthfilter import ButterworthFilterTransformer
@@ -21,18 +21,9 @@ from .stream.device import uses_gpu
 from .stream.fusible import FusedSequence, FusedStage, fused_stage
 from .stream.unit import TakesMessages, TransformerTakesSettings, UnitTakesSettings, check_fields, check_number, known
 
-
-class _ModifyAxis(BaseTransformer[ModifyAxisSettings, AxisArray, AxisArray]):
-    """ezmsg's transformer that renames dimensions, as one of ezmsg-baseproc: it can be awaited and saved."""
-
-    def _process(self, message: AxisArray) -> AxisArray:
-        return ModifyAxisTransformer(self.settings)(message)
-
-
 _OWN: dict[str, Callable[[Any], Any]] = {
     "ButterworthFilterTransformer": ButterworthFilterTransformer,
     "PowTransformer": PowTransformer,
-    "ModifyAxisTransformer": _ModifyAxis,
 }
 
 
@@ -49,6 +40,13 @@ class _OnViews(CompositeProcessor[Any, AxisArray, AxisArray]):
 
     An evaluation of each of them by MLX takes longer than they do.
     """
+
+    def fuse(self, message: AxisArray) -> FusedStage | None:
+        """See :mod:`ezmsg.mlx.stream.fusible`."""
+        # Up to the stage that makes fewer samples of them, messages keep their axes; the one behind it takes any rate.
+        stages = [fused_stage(stage, message) for stage in self._procs.values()]
+        found = [stage for stage in stages if stage is not None]
+        return FusedSequence(self, message, found) if len(found) == len(stages) else None
 
     def _process(self, message: AxisArray | None = None) -> AxisArray | None:
         result = known(message)
@@ -93,17 +91,28 @@ class RMSBandPowerTransformer(
 ):
     """The root mean square, or the mean square, of a frequency band in bins of time.
 
-    :obj:`ezmsg.sigproc.singlebandpow.RMSBandPowerTransformer` with the filter and the powers of this package in it.
+    The counterpart of :obj:`ezmsg.sigproc.singlebandpow.RMSBandPowerTransformer`, with its settings: the filter and the
+    powers of this package, and ezmsg-sigproc's bins between them.
 
     Raises:
         TypeError: Complex MLX data; what is given is not a message.
     """
 
+    # As it is there, of the processors here.
+    fuse = _OnViews.fuse
+
     @staticmethod
     def _initialize_processors(settings: sigproc.RMSBandPowerSettings) -> dict[str, Any]:
-        # The windows are along the dimension that ezmsg-sigproc's settings name, and not one that a user has given.
+        # Bins of a fixed length are what ezmsg-sigproc's windows and the mean over them are.
         with suppress_axis_deprecation():
-            return _with_own_stages(sigproc.RMSBandPowerTransformer._initialize_processors(settings))
+            bins = BinnedAggregateSettings(axis="time", bin_duration=settings.bin_duration, fractional=False)
+        root = {"sqrt": PowTransformer(exponent=0.5)} if settings.apply_sqrt else {}
+        return {
+            "bandpass": ButterworthFilterTransformer(settings.bandpass),
+            "square": PowTransformer(exponent=2.0),
+            "bins": BinnedAggregateTransformer(bins),
+            **root,
+        }
 
 
 class RMSBandPower(
@@ -134,16 +143,11 @@ class SquareLawBandPowerTransformer(
         TypeError: Complex MLX data; what is given is not a message.
     """
 
+    fuse = _OnViews.fuse
+
     @staticmethod
     def _initialize_processors(settings: sigproc.SquareLawBandPowerSettings) -> dict[str, Any]:
         return _with_own_stages(sigproc.SquareLawBandPowerTransformer._initialize_processors(settings))
-
-    def fuse(self, message: AxisArray) -> FusedStage | None:
-        """See :mod:`ezmsg.mlx.stream.fusible`."""
-        # Messages keep their axes until the last stage, so that each is given one like this.
-        stages = [fused_stage(stage, message) for stage in self._procs.values()]
-        found = [stage for stage in stages if stage is not None]
-        return FusedSequence(self, message, found) if len(found) == len(stages) else None
 
 
 class SquareLawBandPower(

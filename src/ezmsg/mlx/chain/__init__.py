@@ -9,6 +9,9 @@ run as they are, between the fused ones. :class:`Parallel` is a stage of several
 :func:`run_chain` runs transformers over a stream that is at hand, with lists and the flush at its end.
 """
 
+import importlib
+
+from ..stream.fusible import register_when_asked
 from .parallel import Parallel, ParallelSettings
 from .transformer import BaseChainTransformer, Chain, ChainSettings, ChainTransformer, StageSettings, run_chain
 
@@ -22,3 +25,5 @@ __all__ = [
     "StageSettings",
     "run_chain",
 ]
+
+register_when_asked("ezmsg.sigproc", lambda: importlib.import_module(f"{__name__}.foreign"))

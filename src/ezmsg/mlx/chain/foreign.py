@@ -16,7 +16,7 @@ import numpy.typing as npt
 from array_api_compat import get_namespace
 from ezmsg.sigproc.affinetransform import AffineTransformTransformer
 from ezmsg.sigproc.aggregate import AggregateTransformer, AggregationFunction, RangedAggregateTransformer
-from ezmsg.sigproc.binned_aggregate import BinnedAggregateState, BinnedAggregateTransformer
+from ezmsg.sigproc.binned_aggregate import BinnedAggregateTransformer
 from ezmsg.sigproc.butterworthfilter import ButterworthFilterTransformer
 from ezmsg.sigproc.cheby import ChebyshevFilterTransformer
 from ezmsg.sigproc.detrend import DetrendTransformer
@@ -39,9 +39,8 @@ from ezmsg.sigproc.window import WindowTransformer
 from ezmsg.util.messages.axisarray import AxisArray, LinearAxis
 
 from ..affinetransform import fuse_affine, fuse_common_rereference
-from ..binned import BinnedEventAggregator
+from ..binned import bins_remember, grid_of_bins
 from ..pow import FusedPow
-from ..rate import Rate
 from ..stream.convert import is_mlx_array
 from ..stream.device import uses_gpu
 from ..stream.fusible import (
@@ -195,7 +194,9 @@ class FusedBins(FusedStage[BinnedAggregateTransformer]):
         n_open = 0 if state.carry is None else state.carry.shape[0]
         room = mx.zeros((self._room - n_open, *self._others))
         if state.carry is not None:
-            room = mx.concatenate([room, state.carry] if self._uses_gpu else [state.carry, room])
+            # Of NumPy, where what came before was.
+            carry = mx.array(state.carry).astype(mx.float32)
+            room = mx.concatenate([room, carry] if self._uses_gpu else [carry, room])
         n_open_on_device = mx.array([n_open], mx.int32)
         mx.eval(room, n_open_on_device)
         return (room, n_open_on_device), (schedule_of(self.transformer).n_bins_done, n_open)
@@ -424,50 +425,7 @@ for _kind, _time in _TIMES.items():
     settling_of(_kind, _time)
 
 
-class _BeginsAt(BinnedAggregateState):
-    """The state of bins that are to begin with another one than the first.
-
-    The schedule is made at the first message, which is then cut by it. From then on this is a state like any other.
-    """
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        vars(self)["number"] = number
-
-    def __setattr__(self, name: str, value: object) -> None:
-        super().__setattr__(name, value)
-        if isinstance(value, BinSchedule):
-            value.n_bins_done = vars(self).pop("number")
-            self.__class__ = BinnedAggregateState  # type: ignore[assignment]
-
-
-def _bin_grid(stage: BinnedAggregateTransformer, gain: float) -> ResultGrid:
-    settings = stage.settings
-    if settings.passthrough:
-        return one_for_each(gain)
-    schedule = BinSchedule(bin_duration=settings.bin_duration, fractional=settings.fractional)
-    schedule.reset(1.0 / gain)
-    spb = schedule.spb
-
-    def results_after(n_samples: int) -> int:
-        # As the schedule has it: bin number m ends before sample int((m + 1) * spb).
-        number = int((n_samples + 1) / spb) + 1
-        while int(number * spb) > n_samples:
-            number -= 1
-        return number
-
-    def begin(number: int) -> None:
-        stage.state = _BeginsAt(number)
-
-    return ResultGrid(schedule.output_gain, results_after, lambda number: int(number * spb), begin)
-
-
-for _bins in (BinnedAggregateTransformer, BinnedEventAggregator, Rate):
-    settling_of(
-        _bins,
-        lambda stage, tolerance, gain: 0.0 if stage.settings.passthrough else stage.settings.bin_duration + gain,
-        _bin_grid,
-    )
+settling_of(BinnedAggregateTransformer, bins_remember, grid_of_bins)
 
 
 def _every(stage: DownsampleTransformer, gain: float) -> int:

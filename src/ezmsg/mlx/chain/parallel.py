@@ -8,8 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 import ezmsg.core as ez
 import numpy as np
 from array_api_compat import get_namespace
-from ezmsg.baseproc import BaseProcessor, CompositeProcessor
-from ezmsg.baseproc.stateful import Stateful
+from ezmsg.baseproc import CompositeProcessor
 from ezmsg.sigproc.concat import ConcatProcessor, ConcatSettings
 from ezmsg.util.messages.axisarray import AxisArray, CoordinateAxis
 from ezmsg.util.messages.util import replace
@@ -26,8 +25,8 @@ from ..stream.fusible import (
     Variant,
     fused_stage,
     fusion_of,
-    result_grid,
-    settling_time,
+    grid_in_a_row,
+    settling_time_in_a_row,
 )
 from ..stream.unit import Stage, Stages, check_message
 from .transformer import change_stage, named_stages
@@ -131,21 +130,13 @@ class Parallel(CompositeProcessor[ParallelSettings, AxisArray, AxisArray]):
 
     def settling_time(self, tolerance: float, gain: float) -> float | None:
         """See :class:`ezmsg.mlx.stream.fusible.Settles`; None if nobody has said it of a stage."""
-        longest = 0.0
-        for stages in self.branches.values():
-            total, gain_there = 0.0, gain
-            for stage in stages:
-                if (time := settling_time(stage, tolerance, gain_there)) is None:
-                    if not isinstance(stage, BaseProcessor) or isinstance(stage, Stateful):
-                        return None
-                    time = 0.0
-                total, gain_there = total + time, result_grid(stage, gain_there).gain
-            longest = max(longest, total)
-        return longest
+        times = [settling_time_in_a_row(stages, tolerance, gain) for stages in self.branches.values()]
+        known = [time for time in times if time is not None]
+        return max(known) if len(known) == len(times) else None
 
     def result_grid(self, gain: float) -> ResultGrid:
         """See :mod:`ezmsg.mlx.stream.fusible`."""
-        grids = [_grid_of(stages, gain) for stages in self.branches.values()]
+        grids = [grid_in_a_row(stages, gain) for stages in self.branches.values()]
 
         def begin(number: int) -> None:
             for grid in grids:
@@ -237,31 +228,6 @@ def _with_dimension(result: AxisArray, axis: str, name: str) -> AxisArray:
     label = CoordinateAxis(data=np.array([name]), dims=[axis])
     data, dims = result.data[..., None], [*result.dims, axis]
     return replace(result, data=data, dims=dims, axes={**result.axes, axis: label})
-
-
-def _grid_of(stages: Sequence[Stage], gain: float) -> ResultGrid:
-    """The grid of *stages* in a row."""
-    grids = []
-    for stage in stages:
-        grids.append(result_grid(stage, gain))
-        gain = grids[-1].gain
-
-    def results_after(n_samples: int) -> int:
-        for grid in grids:
-            n_samples = grid.results_after(n_samples)
-        return n_samples
-
-    def start_of(number: int) -> int:
-        for grid in reversed(grids):
-            number = grid.start_of(number)
-        return number
-
-    def begin(number: int) -> None:
-        for grid in reversed(grids):
-            grid.begin(number)
-            number = grid.start_of(number)
-
-    return ResultGrid(gain, results_after, start_of, begin)
 
 
 class FusedParallel(FusedSequence[Parallel]):

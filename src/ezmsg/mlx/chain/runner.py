@@ -51,9 +51,6 @@ def plan(passed: Sequence[Passed], lengths: tuple[int, ...] | None) -> list[Fuse
         passed: Consecutive stages that a message has just gone through; the state of each is set up for it.
         lengths: Lengths of messages that are known to come, in samples, for the first of them.
     """
-    # What is registered for ezmsg-sigproc's transformers. At the first plan, for it imports all of them.
-    from . import foreign  # noqa: F401
-
     found: list[FusedRun | Alone] = []
     start = 0
     while start < len(passed):

@@ -241,10 +241,6 @@ def unspoken(steps: Sequence[Stage]) -> list[Stage]:
 
 def _flat(steps: Sequence[Stage]) -> Iterator[Stage]:
     """The steps, with those that composites consist of in their places, unless a composite speaks for itself."""
-    if any(type(step).__module__.startswith("ezmsg.sigproc.") for step in steps):
-        # It says for them how long they remember; here, since it loads all of their modules.
-        from ..chain import foreign  # noqa: F401
-
     for step in steps:
         parts = list(checkpoint.parts_of(step).values())
         if parts and isinstance(step, CompositeProcessor) and not hasattr(step, "settling_time"):

@@ -42,12 +42,12 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from ezmsg.baseproc import resolve_stream_dim
+from ezmsg.baseproc import BaseProcessor, CompositeProcessor, Stateful, resolve_stream_dim
 from ezmsg.util.messages.axisarray import AxisArray, AxisBase
 
 if TYPE_CHECKING:
@@ -295,8 +295,19 @@ def _computes(name: str) -> bool:
     return name not in ("fuse", "settling_time", "result_grid")
 
 
+_unread: dict[str, Callable[[], object]] = {}
+"""For a package, what registers functions for its classes, as long as none of them has been asked for."""
+
+
+def register_when_asked(package: str, register: Callable[[], object]) -> None:
+    """Have *register* called before the first class of *package* is looked up: it may import much."""
+    _unread[package] = register
+
+
 def _brought(transformer: object, name: str) -> Callable | None:
     """What is registered or defined as the method *name* of *transformer*; None if there is nothing that counts."""
+    for package in [each for each in _unread if type(transformer).__module__.startswith(f"{each}.")]:
+        _unread.pop(package)()
     if (registered := _registered.get((type(transformer), name))) is not None:
         return functools.partial(registered, transformer)
     method = getattr(transformer, name, None)
@@ -387,16 +398,65 @@ def says_settling(stage: object) -> bool:
 
 
 def settling_time(stage: object, tolerance: float, gain: float) -> float | None:
-    """How long *stage* remembers, in seconds; None if nobody has said it."""
+    """How long *stage* remembers, in seconds; None if nobody has said it, of a composite or of what it consists of."""
     said = _brought(stage, "settling_time")
-    time = None if said is None else said(tolerance, gain)
+    if said is None:
+        parts = _parts_of(stage)
+        return settling_time_in_a_row(parts, tolerance, gain) if parts else None
+    time = said(tolerance, gain)
     return None if time is None else float(time)
+
+
+def settling_time_in_a_row(stages: Iterable[object], tolerance: float, gain: float) -> float | None:
+    """How long *stages* remember, one behind the other: what one has not forgotten is the input of the next."""
+    total = 0.0
+    for stage in stages:
+        time = settling_time(stage, tolerance, gain)
+        if time is None:
+            if not isinstance(stage, BaseProcessor) or isinstance(stage, (Stateful, CompositeProcessor)):
+                return None
+            time = 0.0
+        total, gain = total + time, result_grid(stage, gain).gain
+    return total
 
 
 def result_grid(stage: object, gain: float) -> ResultGrid:
     """Where the results of *stage* lie on its input, whose samples are *gain* seconds apart."""
-    said = _brought(stage, "result_grid")
-    return one_for_each(gain) if said is None else said(gain)
+    if (said := _brought(stage, "result_grid")) is not None:
+        grid: ResultGrid = said(gain)
+        return grid
+    parts = _parts_of(stage)
+    return grid_in_a_row(parts, gain) if parts else one_for_each(gain)
+
+
+def grid_in_a_row(stages: Iterable[object], gain: float) -> ResultGrid:
+    """Where the results of *stages* lie on the input of the first, one behind the other."""
+    grids = []
+    for stage in stages:
+        grids.append(result_grid(stage, gain))
+        gain = grids[-1].gain
+
+    def results_after(n_samples: int) -> int:
+        for grid in grids:
+            n_samples = grid.results_after(n_samples)
+        return n_samples
+
+    def start_of(number: int) -> int:
+        for grid in reversed(grids):
+            number = grid.start_of(number)
+        return number
+
+    def begin(number: int) -> None:
+        for grid in reversed(grids):
+            grid.begin(number)
+            number = grid.start_of(number)
+
+    return ResultGrid(gain, results_after, start_of, begin)
+
+
+def _parts_of(stage: object) -> list[object]:
+    # As in ezmsg-baseproc, which has no public way to them.
+    return list(stage._procs.values()) if isinstance(stage, CompositeProcessor) else []
 
 
 def averaging_time(time_constant: float, tolerance: float) -> float:
