@@ -98,6 +98,26 @@ def test_a_signal_at_the_times_of_a_reference_and_both_joined(dims, kind, device
     assert n_compared >= 5
 
 
+@pytest.mark.parametrize("kind", ["regular", "coordinates"])
+def test_results_between_samples_need_no_interpolation_of_numbers(kind, monkeypatch):
+    """It takes longer than that of the samples."""
+    theirs = sigproc_concat.ResampleConcatProcessor(sigproc_concat.ResampleConcatSettings())
+    ours = ResampleConcatProcessor(sigproc_concat.ResampleConcatSettings())
+    messages = list(stream(["time", "ch"], "regular"))
+    references = list(stream(["time", "ch"], kind, 803.0, 0.0101, key="reference"))
+    expected = []
+    for message, times in zip(messages, references, strict=True):
+        theirs.push_reference(times)
+        expected.append(theirs(message))
+    monkeypatch.setattr("scipy.interpolate.interp1d", mock.Mock(side_effect=AssertionError))
+    for message, times, wanted in zip(messages, references, expected, strict=True):
+        ours.push_reference(as_mlx(times))
+        found = ours(as_mlx(message))
+        assert (found is None) == (wanted is None)
+        if wanted is not None:
+            assert_same(found, wanted)
+
+
 def test_settings_change_in_a_running_stream():
     theirs, ours = sigproc.ResampleProcessor(resample_rate=500.0), ResampleProcessor(resample_rate=500.0)
     for number, message in enumerate(stream(["time", "ch"], "regular")):
