@@ -4,6 +4,7 @@ import asyncio
 import copy
 
 import ezmsg.core as ez
+import ezmsg.sigproc.affinetransform as sigproc
 import numpy as np
 import pytest
 from ezmsg.baseproc import BaseAsyncTransformer, BaseTransformer, processor_state
@@ -449,3 +450,30 @@ def test_bins_that_are_not_of_one_length_are_reduced_each_by_itself(dims, way):
     # 12.5 samples.
     chain = alike(lambda: between(PowTransformer(), BinnedAggregateTransformer(bin_duration=0.0125)), messages)
     assert runs_of(chain) == [(0, 4 if dims[0] == "time" else 2)]
+
+
+@pytest.mark.parametrize("how", ["sync", "async"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"channel_groups": [[0, 1], [2, 3, 4, 5]], "include_current": False}], ids=str
+)
+def test_a_median_of_sigproc_takes_messages_without_samples_in_a_chain(settings, how, way):
+    """Alone it raises for MLX data."""
+
+    def reference() -> sigproc.CommonRereferenceTransformer:
+        return sigproc.CommonRereferenceTransformer(sigproc.CommonRereferenceSettings(mode="median", **settings))
+
+    chain_of = (
+        lambda: [chains.to_mlx(), reference(), chains.to_numpy()],
+        lambda: [chains.to_mlx(), Parallel({"a": reference(), "b": PowTransformer()}), chains.to_numpy()],
+    )
+    lengths = [0, 30, 0, 30, 30, 0, 30]
+    for make in chain_of:
+        chain, alone = ChainTransformer(make_chain=make), reference()
+        for each in chains.stream(lengths, "int16"):
+            output = chain(each) if how == "sync" else asyncio.run(chain.__acall__(each))
+            (result,) = chains.as_list(output)
+            if not each.data.size:
+                assert len(result.data) == 0 and result.data.dtype == np.float32
+                continue
+            expected = alone(replace(each, data=each.data.astype(np.float32))).data
+            np.testing.assert_allclose(result.data[:, : expected.shape[1]], expected, rtol=0, atol=1e-3)

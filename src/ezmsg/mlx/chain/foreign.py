@@ -37,6 +37,7 @@ from ezmsg.sigproc.transpose import TransposeTransformer
 from ezmsg.sigproc.util.binning import BinSchedule
 from ezmsg.sigproc.window import WindowTransformer
 from ezmsg.util.messages.axisarray import AxisArray, LinearAxis
+from ezmsg.util.messages.util import replace
 
 from ..affinetransform import fuse_affine, fuse_common_rereference
 from ..binned import bins_remember, grid_of_bins
@@ -57,6 +58,7 @@ from ..stream.fusible import (
     fusion_of,
     one_for_each,
     settling_of,
+    without_samples_of,
 )
 
 if TYPE_CHECKING:
@@ -122,6 +124,19 @@ def fuse_log(transformer: LogTransformer, message: AxisArray) -> FusedStage:
 
 fusion_of(PowTransformer)(FusedPow)
 fusion_of(sigproc.CommonRereferenceTransformer)(fuse_common_rereference)
+
+
+@without_samples_of(sigproc.CommonRereferenceTransformer)
+def reference_without_samples(
+    transformer: sigproc.CommonRereferenceTransformer, message: AxisArray
+) -> AxisArray | None:
+    """No samples, in place of an error of MLX's where there are medians to be written."""
+    if transformer.settings.mode != "median" or not is_mlx_array(message.data):
+        return None
+    # Integers become floats, as with samples.
+    return replace(message, data=message.data * 1.0)
+
+
 fusion_of(AffineTransformTransformer)(fuse_affine)
 
 _ADDED = {AggregationFunction.MEAN, AggregationFunction.SUM}

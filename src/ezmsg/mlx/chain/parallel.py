@@ -23,6 +23,7 @@ from ..stream.fusible import (
     FusedStage,
     ResultGrid,
     Variant,
+    called,
     fused_stage,
     fusion_of,
     grid_in_a_row,
@@ -165,7 +166,7 @@ class Parallel(CompositeProcessor[ParallelSettings, AxisArray, AxisArray]):
         for name, stages in self.branches.items():
             passed, output = [], message
             for stage in stages:
-                given, result = output, stage(output)
+                given, result = output, called(stage, output)
                 if not isinstance(result, AxisArray):
                     raise TypeError(
                         f"Stages of a branch must give one message for each, and {type(stage).__name__} of {name!r} "

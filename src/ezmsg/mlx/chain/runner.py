@@ -16,7 +16,7 @@ from ..asarray import AsArrayTransformer
 from ..rechunk import RechunkTransformer
 from ..stream.convert import dtype_name, is_mlx_array
 from ..stream.device import start_kernels_one_by_one, uses_gpu
-from ..stream.fusible import FusedStage, PassesThrough, fused_stage
+from ..stream.fusible import FusedStage, PassesThrough, called, fused_stage
 from ..stream.unit import Captured, Output, Stage, captured, put_back
 from .fusedrun import ON_ENTRY, Configured, Ends, FusedRun, Likeness, give_back, holders
 
@@ -197,7 +197,7 @@ class Runner:
             call = next(calls)
             while call[0] is not None:
                 coroutine = _coroutine_of(call[0])
-                call = calls.send(call[0](call[1]) if coroutine is None else await coroutine(call[1]))
+                call = calls.send(called(*call) if coroutine is None else await coroutine(call[1]))
         except BaseException:
             _take_back(undo)
             raise
@@ -255,7 +255,7 @@ class Runner:
             calls = self._calls(number, message, undo)
             call = next(calls)
             while call[0] is not None:
-                call = calls.send(call[0](call[1]))
+                call = calls.send(called(*call))
         except BaseException:
             _take_back(undo)
             raise
@@ -423,7 +423,7 @@ def _take_back(undo: Undo) -> None:
 def _one_by_one(stages: Sequence[Stage], message: AxisArray) -> Output:
     """The output of *stages*; each piece of a list goes on by itself."""
     for number, stage in enumerate(stages):
-        output = stage(message)
+        output = called(stage, message)
         if isinstance(output, AxisArray):
             message = output
         elif output is None:

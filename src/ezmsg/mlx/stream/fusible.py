@@ -260,6 +260,10 @@ class FusedSequence(FusedStage[TransformerT]):
 
 Fuse: TypeAlias = Callable[[TransformerT, AxisArray], "FusedStage | None"]
 
+Empty: TypeAlias = Callable[[TransformerT, AxisArray], "AxisArray | None"]
+
+ResultT = TypeVar("ResultT")
+
 _registered: dict[tuple[type, str], Callable] = {}
 """Functions in place of methods of classes that cannot be changed, by the class and the name of the method."""
 
@@ -312,6 +316,29 @@ def _brought(transformer: object, name: str) -> Callable | None:
         return functools.partial(registered, transformer)
     method = getattr(transformer, name, None)
     return method if callable(method) and _counts(type(transformer), name) else None
+
+
+def without_samples_of(kind: type[TransformerT]) -> Callable[[Empty], Empty]:
+    """Register the decorated function for transformers of exactly the class *kind*, which fail without samples.
+
+    It takes a transformer and a message without samples, and returns the result, or None to leave it to the
+    transformer.
+    """
+
+    def register(result: Empty) -> Empty:
+        _registered[kind, "without_samples"] = result
+        return result
+
+    return register
+
+
+def called(stage: Callable[[AxisArray], ResultT], message: AxisArray) -> ResultT | AxisArray:
+    """What *stage* gives for *message*; for one without samples, what is registered in its place."""
+    if 0 in message.data.shape and (registered := _brought(stage, "without_samples")) is not None:
+        result: AxisArray | None = registered(message)
+        if result is not None:
+            return result
+    return stage(message)
 
 
 def fused_stage(transformer: object, message: AxisArray) -> FusedStage | None:
