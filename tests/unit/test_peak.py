@@ -1,5 +1,6 @@
 """Threshold crossings: the samples that ezmsg-event finds, whatever the messages, the backend and the form."""
 
+import dataclasses
 import pickle
 
 import ezmsg.event.peak as event
@@ -8,6 +9,7 @@ import pytest
 import sparse
 from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
+from helpers.processes import RecordedLog
 from helpers.recurrences import noise
 from scipy.signal import lfilter
 
@@ -275,6 +277,22 @@ def test_a_message_without_samples_has_the_form_of_the_others(output_format):
 def test_bad_settings_are_refused_when_they_are_built(fields, error, words):
     with pytest.raises(error, match=words):
         ThresholdSettings(**fields)
+
+
+def test_a_scale_without_a_time_constant_is_warned_of_once():
+    def warnings(*lengths: int, **settings) -> list[str]:
+        transformer = ThresholdCrossingTransformer(threshold=-4.5, **settings)
+        with RecordedLog() as log:
+            for number, n in enumerate(lengths):
+                transformer(message(mx.zeros((n, 2))))
+                transformer.update_settings(dataclasses.replace(transformer.settings, threshold=-5.0 - number))
+        return log.warnings
+
+    (warning,) = warnings(30, 30, 30, auto_scale="mad")
+    assert "takes -4.5 for an absolute value" in warning and "('mad'), since 'auto_scale_tau' is 0" in warning
+    assert not warnings(30, auto_scale="mad", auto_scale_tau=1.0)
+    # That of ezmsg-event, which has no other.
+    assert not warnings(30)
 
 
 def test_complex_data_is_refused():

@@ -96,7 +96,7 @@ class ThresholdSettings(ez.Settings):
     """Whether only the events come out, or an array with an entry for each sample."""
 
     auto_scale: AutoScale = AutoScale.ZSCORE
-    """The scale that ``auto_scale_tau`` is the time constant of."""
+    """The scale that ``auto_scale_tau`` is the time constant of. The log warns of one without a time constant."""
 
     def __post_init__(self) -> None:
         values = self.threshold if isinstance(self.threshold, (Sequence, np.ndarray)) else (self.threshold,)
@@ -328,6 +328,7 @@ class ThresholdCrossingTransformer(
         )
         longest, shortest = max(longest, 1), max(shortest, 1)
         looks_for_peak = settings.align_on_peak or settings.return_peak_val
+        self._warn_of_scale(state.settings)
         state.settings, state.crossings = settings, Crossings(
             thresholds,
             refractory=refractory if refractory > 2 else 0,
@@ -340,6 +341,20 @@ class ThresholdCrossingTransformer(
             is_sparse=settings.output_format is OutputFormat.SPARSE,
         )  # fmt: skip
         return state.crossings
+
+    def _warn_of_scale(self, before: ThresholdSettings | None) -> None:
+        """Warn where a scale is named and none is in use. That is no error: it may be switched on while a stream runs.
+
+        Args:
+            before: The settings so far.
+        """
+        tau, scale = self.settings.auto_scale_tau, self.settings.auto_scale
+        is_new = before is None or (before.auto_scale_tau, before.auto_scale) != (tau, scale)
+        if tau == 0 and scale is not AutoScale.ZSCORE and is_new:
+            ez.logger.warning(
+                f"{type(self).__name__} takes {self.settings.threshold!r} for an absolute value, not for multiples of "
+                f"the scale that 'auto_scale' names ({scale.value!r}), since 'auto_scale_tau' is 0."
+            )
 
     def _process(self, message: AxisArray) -> AxisArray:
         state = self._state
