@@ -89,7 +89,7 @@ def test_limits_that_mlx_can_hold_are_taken(limit):
 
 @pytest.mark.parametrize("backend", ["MLX", "", "tensorflow", None, 3, np])
 def test_unknown_backends_are_refused(backend):
-    with pytest.raises(ValueError, match="^'backend' must be one of numpy, mlx, got "):
+    with pytest.raises(ValueError, match="^'backend' must be one of 'numpy', 'mlx', got "):
         AsArraySettings(backend=backend)
 
 
@@ -99,7 +99,9 @@ def test_unknown_backends_are_refused(backend):
 def test_what_is_no_dtype_of_mlx_is_refused_and_those_that_are_listed(dtype):
     with pytest.raises(TypeError) as error:
         AsArraySettings(backend="mlx", dtype=dtype)
-    assert f"'dtype' must be None or one of {', '.join(MLX_DTYPES)} with backend mlx, got {dtype!r}" == str(error.value)
+    assert f"'dtype' must be None or one of {', '.join(map(repr, MLX_DTYPES))} with backend mlx, got {dtype!r}" == str(
+        error.value
+    )
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_wrong_parameters_are_refused_when_the_chain_is_built(parameters, said):
 
 
 def test_results_are_float32_or_int16():
-    with pytest.raises(ValueError, match="'dtype' must be one of 'float32', 'int16', got 'int8'"):
+    with pytest.raises(TypeError, match="'dtype' must be one of 'float32', 'int16', got 'int8'"):
         chains.band_pass(dtype="int8")
 
 

@@ -150,7 +150,7 @@ def test_states_are_converted_along_any_axis():
     ("coefs", "error", "text"),
     [
         (BAND_PASS, TypeError, r"'coefs' must be .* \(b, a\) .*; for second-order sections set coef_type="),
-        (np.ones(3), TypeError, r"'coefs' must be a tuple \(b, a\) .* with coef_type 'ba', got a ndarray"),
+        (np.ones(3), TypeError, r"'coefs' must be a tuple \(b, a\) .* with coef_type 'ba', got an ndarray"),
         ([[1.0], [1.0]], TypeError, "'coefs' must be .*, got a list"),
         ((np.ones(2),), TypeError, "'coefs' must be .*, got a tuple"),
         ((np.array(["a"]), np.ones(1)), TypeError, "'b' of 'coefs' must hold numbers"),

@@ -219,8 +219,8 @@ def test_decoders_in_a_chain_are_fused(dims):
         (lambda: LinearRegressorSettings(np.zeros((3, 2)), np.zeros(3)), "'intercept' must be"),
         (lambda: LinearRegressorSettings(np.full((3, 2), np.nan)), "'weights' must have finite numbers"),
         (lambda: LinearRegressorSettings(np.zeros((3, 2)), labels=("x",)), "'labels' must have 2 names"),
-        (lambda: LinearRegressorSettings.of(object()), "fitted must be a fitted linear model"),
-        (lambda: RefitKalmanFilterSettings.of(object()), "fitted must be a fitted Kalman filter"),
+        (lambda: LinearRegressorSettings.of(object()), "'fitted' must be a fitted linear model"),
+        (lambda: RefitKalmanFilterSettings.of(object()), "'fitted' must be a fitted Kalman filter"),
         (lambda: kalman(K_kalman_gain=np.zeros((2, 2))), "'K_kalman_gain' must be a matrix of shape"),
         (
             lambda: LinearRegressorTransformer(LinearRegressorSettings(np.eye(5)))(message(np.zeros((2, 4)))),

@@ -191,7 +191,7 @@ def test_a_factory_that_builds_no_chain_is_refused_before_anything_is_opened(fac
 
 
 def test_a_step_that_returns_no_message_is_named():
-    with pytest.raises(TypeError, match=r"but .*PowTransformer gave a int"):
+    with pytest.raises(TypeError, match=r"but .*PowTransformer gave an int"):
 
         class Wrong(PowTransformer):
             __qualname__ = "PowTransformer"

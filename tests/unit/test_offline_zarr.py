@@ -148,7 +148,7 @@ def test_integers_saturate_and_what_is_not_real_is_refused(tmp_path):
     [
         ({"chunk_samples": 0}, ValueError, "'chunk_samples' must be an integer of at least 1, got 0"),
         ({"chunk_channels": 1.5}, TypeError, "'chunk_channels' must be an integer of at least 1, got 1.5"),
-        ({"dtype": "text"}, ValueError, "'dtype' must be None or one of 'float16', "),
+        ({"dtype": "text"}, TypeError, "'dtype' must be None or one of 'float16', "),
     ],
 )
 def test_layouts_are_checked(tmp_path, options, error, said):

@@ -270,8 +270,8 @@ def test_a_message_without_samples_has_the_form_of_the_others(output_format):
         ({"refrac_dur": -1.0}, ValueError, "'refrac_dur' must be a finite number >= 0"),
         ({"auto_scale_tau": np.inf}, ValueError, "'auto_scale_tau' must be"),
         ({"align_on_peak": 1}, TypeError, "'align_on_peak' must be True or False"),
-        ({"output_format": "full"}, ValueError, "'output_format' must be 'sparse' or 'dense', got 'full'"),
-        ({"auto_scale": "std"}, ValueError, "'auto_scale' must be 'zscore' or 'rms' or 'mad', got 'std'"),
+        ({"output_format": "full"}, ValueError, "'output_format' must be one of 'sparse', 'dense', got 'full'"),
+        ({"auto_scale": "std"}, ValueError, "'auto_scale' must be one of 'zscore', 'rms', 'mad', got 'std'"),
     ],
 )
 def test_bad_settings_are_refused_when_they_are_built(fields, error, words):

@@ -466,12 +466,12 @@ def test_wrong_arguments_are_told_by_name():
         ):
             measure_working_set(chain, message(8))
     for wrong in (np.zeros((3, 4)), None):
-        with pytest.raises(TypeError, match="^'messages' must hold AxisArray messages, got a "):
+        with pytest.raises(TypeError, match="^'messages' must hold AxisArray messages, got an? "):
             measure_working_set(keeping(1), wrong)
-        with pytest.raises(TypeError, match="^'messages' must hold AxisArray messages, got a "):
+        with pytest.raises(TypeError, match="^'messages' must hold AxisArray messages, got an? "):
             recommend_cache_limit(keeping(1), [wrong])
     for wrong in (message(0), None, 3):
-        with pytest.raises(TypeError, match="^'messages' must be an iterable of AxisArray, got a .*"):
+        with pytest.raises(TypeError, match="^'messages' must be an iterable of AxisArray, got an? .*"):
             recommend_cache_limit(keeping(1), wrong)
     for chain, factory, named in (
         (keeping(1), "yes", "^'factory' must be True, False or None, got .*"),

@@ -76,7 +76,7 @@ def test_sizes_out_of_range_are_refused(sizes):
 
 @pytest.mark.parametrize("remainder", ["drop", "", None, 1, True])
 def test_unknown_remainder_is_refused(remainder):
-    with pytest.raises(ValueError, match="^'remainder' must be 'carry' or 'emit', got .*"):
+    with pytest.raises(ValueError, match="^'remainder' must be one of 'carry', 'emit', got .*"):
         RechunkSettings(remainder=remainder)
 
 

@@ -96,7 +96,7 @@ def test_unknown_path_is_refused_with_those_known(recurrence, path):
 def test_arrays_of_other_libraries_are_refused(recurrence, name):
     zi = mx.zeros(recurrence.state_shape((5,), 0, pair=recurrence.forms[-1]))
     arrays = {"x": mx.zeros((5,)), "zi": zi, name: np.zeros(5, np.float32)}
-    with pytest.raises(TypeError, match=f"'{name}' must be an MLX array.*, got a ndarray"):
+    with pytest.raises(TypeError, match=f"'{name}' must be an MLX array.*, got an ndarray"):
         recurrence.function(arrays["x"], recurrence.short, arrays["zi"])
 
 

@@ -3,7 +3,9 @@
 import asyncio
 import dataclasses
 import inspect
+import re
 import warnings
+from pathlib import Path
 
 import ezmsg.core as ez
 import ezmsg.sigproc.affinetransform
@@ -107,8 +109,9 @@ def test_every_transformer_is_here():
 def test_what_is_no_message_is_refused_and_named(name, how):
     transformer = make(name)
     for given in (np.zeros((3, 2)), mx.zeros((3, 2)), [1.0], None, "text"):
-        kind = type(given).__name__
-        with pytest.raises(TypeError, match=f"^{name} takes an AxisArray as its message, got a {kind}.$"):
+        kind = "an " if type(given).__name__ in ("ndarray", "array") else "a "
+        kind += type(given).__name__
+        with pytest.raises(TypeError, match=f"^{name} takes an AxisArray as its message, got {kind}.$"):
             call(transformer, given, how)
 
 
@@ -231,3 +234,39 @@ def test_help_shows_the_settings_of_a_transformer(name):
     kind = getattr(package, name)
     shown = set(inspect.signature(kind).parameters)
     assert shown == {field.name for field in dataclasses.fields(kind.get_settings_type())}
+
+
+# ------------------------------------------------------------------------------------------------------------ errors
+
+OF_NAMES = [
+    (package.AdaptiveLNCSettings, {}, "cancel_method", ValueError),
+    (package.AffineTransformSettings, {"weights": np.eye(2)}, "kernel", ValueError),
+    (package.AsArraySettings, {}, "backend", ValueError),
+    (package.ChebyshevFilterSettings, {}, "btype", ValueError),
+    (package.CombFilterSettings, {}, "quality_scaling", ValueError),
+    (package.CommonRereferenceSettings, {}, "mode", ValueError),
+    (package.FilterSettings, {"coefs": None}, "coef_type", ValueError),
+    (package.FilterbankSettings, {"kernels": [np.ones(3)]}, "min_phase", ValueError),
+    (package.NetworkSettings, {"model_class": "helpers.networks.Doubled"}, "dtype", TypeError),
+    (package.NetworkSettings, {"model_class": "helpers.networks.Doubled"}, "state", ValueError),
+    (package.ReadLateSettings, {}, "dtype", TypeError),
+    (package.ReadLateSettings, {}, "rounding", ValueError),
+    (package.RechunkSettings, {}, "remainder", ValueError),
+    (package.RMSBandPowerSettings, {}, "materialize", ValueError),
+    (package.ThresholdSettings, {}, "auto_scale", ValueError),
+]
+
+
+@pytest.mark.parametrize(("kind", "others", "field", "error"), OF_NAMES, ids=str)
+@pytest.mark.parametrize("given", ["no such thing", True, 7.5, ["mean"]], ids=str)
+def test_allowed_values_are_named_in_one_form(kind, others, field, error, given):
+    with pytest.raises(error, match=rf"^'{field}' must be (None or )?one of '.*', got {re.escape(repr(given))}$"):
+        kind(**others, **{field: given})
+
+
+def test_no_error_names_values_or_types_in_another_form():
+    for path in Path(package.__file__).parent.rglob("*.py"):
+        text = path.read_text()
+        assert not re.search(r"must be '[^'{]+' or '", text), path
+        assert not re.search(r"(got|gave) a \{type\(", text), path
+        assert "one of {', '.join" not in text or path.parent.name in ("command", "stream"), path

@@ -15,7 +15,7 @@ from ezmsg.util.messages.util import replace
 from .stream.convert import as_float32, is_mlx_array
 from .stream.device import uses_gpu
 from .stream.fusible import Array, FusedStage, OfEachSample
-from .stream.unit import TakesMessages, TransformerTakesSettings, UnitTakesSettings
+from .stream.unit import TakesMessages, TransformerTakesSettings, UnitTakesSettings, one_of
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -37,8 +37,7 @@ def _function_of(settings: sigproc.ActivationSettings) -> sigproc.ActivationFunc
     try:
         return sigproc.ActivationFunction(name.lower())
     except (AttributeError, ValueError):
-        options = ", ".join(map(repr, sigproc.ActivationFunction.options()))
-        raise ValueError(f"'function' must be one of {options}, got {name!r}") from None
+        raise ValueError(f"'function' must be {one_of(sigproc.ActivationFunction.options())}, got {name!r}") from None
 
 
 class ActivationSettings(sigproc.ActivationSettings):

@@ -22,6 +22,7 @@ from .stream.unit import (
     UnitTakesSettings,
     check_count,
     check_fields,
+    check_member,
     check_number,
     known,
 )
@@ -45,7 +46,7 @@ class AdaptiveLNCSettings(sigproc.AdaptiveLNCSettings):
         check_number("adapt_time_constant", self.adapt_time_constant)
         if self.max_freq_deviation is not None:
             check_number("max_freq_deviation", self.max_freq_deviation, zero=True)
-        sigproc.CancelMethod(self.cancel_method)
+        check_member("cancel_method", self.cancel_method, sigproc.CancelMethod)
         check_fields(self, names=("axis",))
 
 

@@ -16,7 +16,14 @@ from ezmsg.util.messages.util import replace
 from .stream.convert import is_mlx_array, let_states_be_copied
 from .stream.device import uses_gpu
 from .stream.fusible import Array, Axes, FusedStage, OfEachSample, PassesThrough
-from .stream.unit import TakesMessages, TransformerTakesSettings, UnitTakesSettings, check_fields, check_message
+from .stream.unit import (
+    TakesMessages,
+    TransformerTakesSettings,
+    UnitTakesSettings,
+    check_fields,
+    check_message,
+    check_one_of,
+)
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -33,8 +40,7 @@ class AffineTransformSettings(sigproc.AffineTransformSettings):
     """
 
     def __post_init__(self) -> None:
-        if self.kernel not in sigproc.KERNELS:
-            raise ValueError(f"'kernel' must be one of {', '.join(map(repr, sigproc.KERNELS))}, got {self.kernel!r}")
+        check_one_of("kernel", self.kernel, sigproc.KERNELS)
         check_fields(self, flags=("right_multiply",), names=("axis",))
 
 
@@ -264,8 +270,7 @@ class CommonRereferenceSettings(sigproc.CommonRereferenceSettings):
     """
 
     def __post_init__(self) -> None:
-        if self.mode not in _MODES:
-            raise ValueError(f"'mode' must be one of {', '.join(map(repr, _MODES))}, got {self.mode!r}")
+        check_one_of("mode", self.mode, _MODES)
         check_fields(self, flags=("include_current",), names=("axis",))
 
 

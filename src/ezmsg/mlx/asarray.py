@@ -27,7 +27,7 @@ from .stream.convert import (
     numpy_to_integers,
     numpy_to_mlx,
 )
-from .stream.unit import TransformerTakesSettings, UnitTakesSettings, check_message
+from .stream.unit import TransformerTakesSettings, UnitTakesSettings, check_message, one_of
 
 # MLX counts although it may not be installed, so that the error about its absence names the extra.
 _BACKENDS = (*(str(member) for member in ArrayBackend), "mlx")
@@ -67,17 +67,17 @@ class AsArraySettings(sigproc.AsArraySettings):
         check_cache_limit(self.mlx_cache_limit_mb, auto=True)
         backend = str(self.backend)
         if backend not in _BACKENDS:
-            raise ValueError(f"'backend' must be one of {', '.join(dict.fromkeys(_BACKENDS))}, got {self.backend!r}")
+            raise ValueError(f"'backend' must be {one_of(dict.fromkeys(_BACKENDS))}, got {self.backend!r}")
         known = {"mlx": MLX_DTYPES, "numpy": NUMPY_DTYPES}.get(backend)
         if self.dtype is not None and (
             not isinstance(self.dtype, str) or (known is not None and self.dtype not in known)
         ):
-            allowed = "the name of a dtype" if known is None else f"one of {', '.join(known)}"
+            allowed = "the name of a dtype" if known is None else one_of(known)
             raise TypeError(f"'dtype' must be None or {allowed} with backend {backend}, got {self.dtype!r}")
         roundings = ROUNDINGS if known is not None else ROUNDINGS[:1]
         if self.rounding not in roundings:
-            allowed = ", ".join(map(repr, roundings))
-            raise ValueError(f"'rounding' must be one of {allowed} with backend {backend}, got {self.rounding!r}")
+            allowed = one_of(roundings)
+            raise ValueError(f"'rounding' must be {allowed} with backend {backend}, got {self.rounding!r}")
 
 
 class AsArrayTransformer(

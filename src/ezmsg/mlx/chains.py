@@ -20,7 +20,7 @@ import itertools
 import typing
 from collections.abc import Callable, Mapping
 
-from .stream.unit import check_count, check_number
+from .stream.unit import check_count, check_number, check_one_of
 
 if typing.TYPE_CHECKING:
     from .chain import ChainTransformer
@@ -49,8 +49,7 @@ def band_pass(
     Returns:
         A chain from (time, ch) to (time, ch) at the same rate.
     """
-    if dtype not in (allowed := ("float32", "int16")):
-        raise ValueError(f"'dtype' must be one of {', '.join(map(repr, allowed))}, got {dtype!r}")
+    check_one_of("dtype", dtype, ("float32", "int16"), error=TypeError)
     return _one(_band(low, high, order), _subtract(reference), dtype=dtype)
 
 
@@ -133,8 +132,7 @@ def _one(*parts: "list[Stage]", dtype: str = "float32") -> "ChainTransformer":
 def _subtract(reference: Reference) -> "list[Stage]":
     from .affinetransform import CommonRereferenceTransformer
 
-    if reference not in (allowed := typing.get_args(Reference)):
-        raise ValueError(f"'reference' must be one of {', '.join(map(repr, allowed))}, got {reference!r}")
+    check_one_of("reference", reference, typing.get_args(Reference))
     return [] if reference == "none" else [CommonRereferenceTransformer(mode=reference)]
 
 

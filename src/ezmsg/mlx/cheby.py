@@ -10,7 +10,7 @@ from ezmsg.sigproc.filter import BACoeffs, SOSCoeffs
 from ezmsg.util.messages.axisarray import AxisArray
 
 from .filter import FilterByDesign, check_filter_fields
-from .stream.unit import UnitTakesSettings, as_float, check_fields, is_real
+from .stream.unit import UnitTakesSettings, as_float, check_fields, check_one_of, is_real
 
 
 class ChebyshevFilterSettings(sigproc.ChebyshevFilterSettings):
@@ -25,12 +25,8 @@ class ChebyshevFilterSettings(sigproc.ChebyshevFilterSettings):
         corners = self.Wn if isinstance(self.Wn, (tuple, list)) else (self.Wn,)
         if self.Wn is not None and not (len(corners) in (1, 2) and all(map(_is_positive, corners))):
             raise ValueError(f"'Wn' must be None or one or two finite frequencies > 0, got {self.Wn!r}")
-        for field, allowed in (
-            ("btype", ("lowpass", "highpass", "bandpass", "bandstop")),
-            ("cheby_type", ("cheby1", "cheby2")),
-        ):
-            if getattr(self, field) not in allowed:
-                raise ValueError(f"{field!r} must be one of {', '.join(allowed)}, got {getattr(self, field)!r}")
+        check_one_of("btype", self.btype, ("lowpass", "highpass", "bandpass", "bandstop"))
+        check_one_of("cheby_type", self.cheby_type, ("cheby1", "cheby2"))
         check_fields(self, flags=("analog", "wn_hz"))
         check_filter_fields(self)
 

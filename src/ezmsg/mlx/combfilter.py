@@ -10,7 +10,7 @@ from ezmsg.sigproc.filter import BACoeffs, SOSCoeffs
 from ezmsg.util.messages.axisarray import AxisArray
 
 from .filter import FilterByDesign, check_filter_fields
-from .stream.unit import UnitTakesSettings, check_count, check_number
+from .stream.unit import UnitTakesSettings, check_count, check_number, check_one_of
 
 
 class CombFilterSettings(sigproc.CombFilterSettings):
@@ -21,9 +21,8 @@ class CombFilterSettings(sigproc.CombFilterSettings):
         check_number("fundamental_freq", self.fundamental_freq)
         check_count("num_harmonics", self.num_harmonics)
         check_number("q_factor", self.q_factor)
-        for field, allowed in (("filter_type", ("notch", "peak")), ("quality_scaling", ("constant", "proportional"))):
-            if getattr(self, field) not in allowed:
-                raise ValueError(f"{field!r} must be {' or '.join(map(repr, allowed))}, got {getattr(self, field)!r}")
+        check_one_of("filter_type", self.filter_type, ("notch", "peak"))
+        check_one_of("quality_scaling", self.quality_scaling, ("constant", "proportional"))
         check_filter_fields(self)
 
 

@@ -29,7 +29,14 @@ from .stream.coefficients import Coefficients, Form, carried_state
 from .stream.convert import as_float32, is_mlx_array, known_mlx
 from .stream.fusible import Array, FusedStage, PassesThrough, filter_time
 from .stream.segments import first_samples, is_same_rate, sampling_period, stream_dimension, with_known_rate
-from .stream.unit import TransformerTakesSettings, UnitTakesSettings, check_fields, check_message, own_settings
+from .stream.unit import (
+    TransformerTakesSettings,
+    UnitTakesSettings,
+    check_fields,
+    check_message,
+    check_one_of,
+    own_settings,
+)
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -112,8 +119,7 @@ def check_filter_fields(settings: sigproc.FilterBaseSettings) -> None:
         ValueError: ``coef_type`` is not one of its two values, or ``mlx_metal_chunk_sizes`` are not sizes.
         TypeError: Another field is not of its type.
     """
-    if settings.coef_type not in ("ba", "sos"):
-        raise ValueError(f"'coef_type' must be 'ba' or 'sos', got {settings.coef_type!r}")
+    check_one_of("coef_type", settings.coef_type, ("ba", "sos"))
     check_fields(settings, flags=("use_fast_sosfilt", "use_mlx_metal"), names=("axis",))
     normalize_chunk_sizes(settings.mlx_metal_chunk_sizes, MAX_CHUNK_SIZE, name="mlx_metal_chunk_sizes")
 

@@ -22,7 +22,15 @@ from ezmsg.util.messages.util import replace
 from .kernels.convolution import FilterBank
 from .stream.convert import as_float32, is_mlx_array
 from .stream.segments import stream_dimension
-from .stream.unit import TakesMessages, TransformerTakesSettings, UnitTakesSettings, check_fields, known, own_settings
+from .stream.unit import (
+    TakesMessages,
+    TransformerTakesSettings,
+    UnitTakesSettings,
+    check_fields,
+    check_member,
+    known,
+    own_settings,
+)
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -39,10 +47,12 @@ class FilterbankSettings(sigproc.FilterbankSettings):
             raise TypeError(f"'kernels' must be a list of one or more arrays of taps, got {self.kernels!r}")
         for kernel in self.kernels:
             taps = np.asarray(kernel)
-            if taps.dtype.kind not in "fciu" or taps.ndim != 1 or not taps.size or not np.isfinite(taps).all():
+            if taps.dtype.kind not in "fciu":
+                raise TypeError(f"'kernels' must be arrays of finite numbers with one dimension, got {kernel!r}")
+            if taps.ndim != 1 or not taps.size or not np.isfinite(taps).all():
                 raise ValueError(f"'kernels' must be arrays of finite numbers with one dimension, got {kernel!r}")
-        FilterbankMode(self.mode)
-        MinPhaseMode(self.min_phase)
+        check_member("mode", self.mode, FilterbankMode)
+        check_member("min_phase", self.min_phase, MinPhaseMode)
         check_fields(self, names=("axis", "new_axis"))
 
 

@@ -17,7 +17,15 @@ from ezmsg.util.messages.util import replace
 from .kernels.products import Factor, times
 from .stream.convert import as_float32, is_mlx_array
 from .stream.fusible import Array, Axes, FusedStage
-from .stream.unit import TransformerTakesSettings, UnitTakesSettings, check_fields, check_message, known, own_settings
+from .stream.unit import (
+    TransformerTakesSettings,
+    UnitTakesSettings,
+    a_type,
+    check_fields,
+    check_message,
+    known,
+    own_settings,
+)
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -102,7 +110,7 @@ class LinearRegressorSettings(ez.Settings):
         if hasattr(state, "effective"):
             weights = getattr(state, "effective", None)
             if weights is None:
-                raise TypeError(f"fitted must be a fitted model, got a {type(fitted).__name__} without weights.")
+                raise TypeError(f"'fitted' must be a fitted model, got {a_type(fitted)} without weights")
             return cls(np.asarray(weights), axis=axis or getattr(fitted.settings, "axis", None))
         template = getattr(state, "template", None)
         model = fitted if state is None else getattr(state, "model", None)
@@ -130,8 +138,8 @@ def _weights_of(model: Any, fitted: object) -> tuple[npt.NDArray, npt.NDArray]:
         weights = np.atleast_2d(np.asarray(model.coef_)).T
         return weights, np.broadcast_to(np.asarray(model.intercept_, np.float64).ravel(), weights.shape[1:]).copy()
     raise TypeError(
-        "fitted must be a fitted linear model with 'coef_' and 'intercept_', or a transformer of ezmsg-learn with one, "
-        f"got a {type(fitted).__name__}."
+        "'fitted' must be a fitted linear model with 'coef_' and 'intercept_', or a transformer of ezmsg-learn with "
+        f"one, got {a_type(fitted)}"
     )
 
 

@@ -26,6 +26,7 @@ from .stream.unit import (
     UnitTakesSettings,
     as_float,
     check_fields,
+    check_member,
     check_message,
     check_number,
     is_real,
@@ -109,11 +110,7 @@ class ThresholdSettings(ez.Settings):
             check_number(field, getattr(self, field), zero=True)
         check_fields(self, flags=("align_on_peak", "return_peak_val"))
         for field, kind in (("output_format", OutputFormat), ("auto_scale", AutoScale)):
-            value = getattr(self, field)
-            if value not in list(kind):
-                names = " or ".join(repr(member.value) for member in kind)
-                raise ValueError(f"{field!r} must be {names}, got {value!r}")
-            object.__setattr__(self, field, kind(value))
+            object.__setattr__(self, field, check_member(field, getattr(self, field), kind))
 
 
 class SparseEvents:

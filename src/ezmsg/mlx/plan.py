@@ -30,7 +30,7 @@ from .memory.shapes import suggested_sizes
 from .stream.convert import is_mlx_array, let_states_be_copied
 from .stream.device import has_gpu_allocator
 from .stream.segments import Layout, Segment, cut, value_at
-from .stream.unit import Stage, Stages, captured, check_count, put_back, run_steps, steps_of
+from .stream.unit import Stage, Stages, a_type, captured, check_count, put_back, run_steps, steps_of
 
 
 @contextlib.contextmanager
@@ -107,7 +107,7 @@ def length_of(message: AxisArray) -> int:
         ValueError: It has no dimension.
     """
     if not isinstance(message, AxisArray):
-        raise TypeError(f"'messages' must hold AxisArray messages, got a {type(message).__name__}")
+        raise TypeError(f"'messages' must hold AxisArray messages, got {a_type(message)}")
     if not message.dims:
         raise ValueError("'messages' must have a dimension to stream along, got one without dimensions")
     return message.data.shape[message.get_axis_idx(resolve_stream_dim(message))]
@@ -278,7 +278,7 @@ def recommend_cache_limit(
     check_count("repetitions", repetitions)
     _check_factory(chain, factory)
     if not isinstance(messages, Iterable):
-        raise TypeError(f"'messages' must be an iterable of AxisArray, got a {type(messages).__name__}")
+        raise TypeError(f"'messages' must be an iterable of AxisArray, got {a_type(messages)}")
     counts: collections.Counter[int] = collections.Counter()
     first: dict[int, AxisArray] = {}
     for message in messages:

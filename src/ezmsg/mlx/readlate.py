@@ -25,7 +25,7 @@ from .stream.convert import (
     numpy_to_integers,
 )
 from .stream.segments import owned_message
-from .stream.unit import PublishesEach, check_count, check_message, show_settings
+from .stream.unit import PublishesEach, check_count, check_message, check_one_of, show_settings
 
 
 class ReadLateSettings(ez.Settings):
@@ -42,10 +42,8 @@ class ReadLateSettings(ez.Settings):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "depth", check_count("depth", self.depth, 0))
-        if self.dtype is not None and not (isinstance(self.dtype, str) and self.dtype in NUMPY_DTYPES):
-            raise TypeError(f"'dtype' must be None or one of {', '.join(NUMPY_DTYPES)}, got {self.dtype!r}")
-        if self.rounding not in ROUNDINGS:
-            raise ValueError(f"'rounding' must be one of {', '.join(map(repr, ROUNDINGS))}, got {self.rounding!r}")
+        check_one_of("dtype", self.dtype, NUMPY_DTYPES, none=True, error=TypeError)
+        check_one_of("rounding", self.rounding, ROUNDINGS)
 
 
 @processor_state

@@ -18,7 +18,7 @@ from ezmsg.baseproc import BaseStatefulTransformer, processor_state, resolve_str
 from ezmsg.util.messages.axisarray import AxisArray
 
 from .stream.segments import Layout, Segment, continues, cut, lengths
-from .stream.unit import PublishesEach, check_count, check_message, show_settings
+from .stream.unit import PublishesEach, check_count, check_message, check_one_of, show_settings
 
 
 def _checked_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
@@ -52,8 +52,7 @@ class RechunkSettings(ez.Settings):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", _checked_sizes(self.sizes))
-        if self.remainder not in ("carry", "emit"):
-            raise ValueError(f"'remainder' must be 'carry' or 'emit', got {self.remainder!r}")
+        check_one_of("remainder", self.remainder, ("carry", "emit"))
 
 
 @processor_state

@@ -25,6 +25,7 @@ from .stream.fusible import SLACK, Array, Axes, FusedStage
 from .stream.unit import (
     TransformerTakesSettings,
     UnitTakesSettings,
+    a_type,
     check_fields,
     check_message,
     check_number,
@@ -115,7 +116,7 @@ class RefitKalmanFilterSettings(ez.Settings):
         state = getattr(fitted, "state", None)
         model = fitted if state is None else getattr(state, "model", None)
         if getattr(model, "A_state_transition_matrix", None) is None:
-            raise TypeError(f"fitted must be a fitted Kalman filter of ezmsg-learn, got a {type(fitted).__name__}.")
+            raise TypeError(f"'fitted' must be a fitted Kalman filter of ezmsg-learn, got {a_type(fitted)}")
         arrays = (
             "A_state_transition_matrix",
             "W_process_noise_covariance",

@@ -42,7 +42,7 @@ class ResampleSettings(sigproc.ResampleSettings):
         check_number("buffer_duration", self.buffer_duration)
         if _fill_values(self.fill_value) is None and self.fill_value not in ("extrapolate", "last"):
             raise ValueError(
-                f"'fill_value' must be 'extrapolate', 'last', a number or two numbers, got {self.fill_value!r}"
+                f"'fill_value' must be one of 'extrapolate', 'last', or one or two numbers, got {self.fill_value!r}"
             )
         check_fields(self, flags=("output_reference",), names=("axis",))
 

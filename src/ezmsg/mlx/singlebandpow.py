@@ -19,7 +19,15 @@ from .pow import PowTransformer
 from .stream.convert import is_mlx_array
 from .stream.device import uses_gpu
 from .stream.fusible import FusedSequence, FusedStage, fused_stage
-from .stream.unit import TakesMessages, TransformerTakesSettings, UnitTakesSettings, check_fields, check_number, known
+from .stream.unit import (
+    TakesMessages,
+    TransformerTakesSettings,
+    UnitTakesSettings,
+    check_fields,
+    check_member,
+    check_number,
+    known,
+)
 
 _OWN: dict[str, Callable[[Any], Any]] = {
     "ButterworthFilterTransformer": ButterworthFilterTransformer,
@@ -79,7 +87,7 @@ class RMSBandPowerSettings(sigproc.RMSBandPowerSettings):
     def __post_init__(self) -> None:
         check_number("bin_duration", self.bin_duration)
         check_fields(self, flags=("apply_sqrt",))
-        MaterializeMode(self.materialize)
+        check_member("materialize", self.materialize, MaterializeMode)
 
 
 class RMSBandPowerTransformer(

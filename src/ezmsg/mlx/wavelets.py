@@ -18,7 +18,15 @@ from ezmsg.util.messages.util import replace
 from .filterbank import FilterbankSettings, FilterbankTransformer, minimum_phase
 from .stream.convert import is_mlx_array, known_mlx
 from .stream.segments import stream_dimension
-from .stream.unit import TakesMessages, TransformerTakesSettings, UnitTakesSettings, check_fields, known, own_settings
+from .stream.unit import (
+    TakesMessages,
+    TransformerTakesSettings,
+    UnitTakesSettings,
+    check_fields,
+    check_member,
+    known,
+    own_settings,
+)
 
 _OPERATION = "a wavelet transform"
 
@@ -32,9 +40,11 @@ class CWTSettings(sigproc.CWTSettings):
             raise ValueError(f"'scales' must be given if 'frequencies' are not, and only then, got {self.scales!r}")
         name = "scales" if self.frequencies is None else "frequencies"
         values = np.asarray(getattr(self, name))
-        if values.dtype.kind not in "fiu" or values.ndim != 1 or not values.size or not (values > 0).all():
+        if values.dtype.kind not in "fiu":
+            raise TypeError(f"{name!r} must be numbers > 0, one or more, got {getattr(self, name)!r}")
+        if values.ndim != 1 or not values.size or not (values > 0).all():
             raise ValueError(f"{name!r} must be numbers > 0, one or more, got {getattr(self, name)!r}")
-        MinPhaseMode(self.min_phase)
+        check_member("min_phase", self.min_phase, MinPhaseMode)
         check_fields(self, names=("axis",))
 
 

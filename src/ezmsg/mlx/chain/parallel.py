@@ -29,7 +29,7 @@ from ..stream.fusible import (
     grid_in_a_row,
     settling_time_in_a_row,
 )
-from ..stream.unit import Stage, Stages, check_message
+from ..stream.unit import Stage, Stages, a_type, check_message
 from .transformer import change_stage, named_stages
 
 
@@ -170,7 +170,7 @@ class Parallel(CompositeProcessor[ParallelSettings, AxisArray, AxisArray]):
                 if not isinstance(result, AxisArray):
                     raise TypeError(
                         f"Stages of a branch must give one message for each, and {type(stage).__name__} of {name!r} "
-                        f"gave a {type(result).__name__}"
+                        f"gave {a_type(result)}"
                     )
                 output = result
                 passed.append((stage, given, output))

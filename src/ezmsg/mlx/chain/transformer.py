@@ -18,8 +18,10 @@ from ..stream.unit import (
     PublishesEach,
     Stage,
     Stages,
+    a_type,
     attributes_to_copy,
     check_message,
+    check_one_of,
     differing_fields,
     flush_steps,
     give_settings,
@@ -60,7 +62,7 @@ def run_chain(chain: Stages, messages: Iterable[AxisArray]) -> Iterator[AxisArra
 def _results(steps: list, messages: Iterable[AxisArray]) -> Iterator[AxisArray]:
     for message in messages:
         if not isinstance(message, AxisArray):
-            raise TypeError(f"'messages' must hold AxisArray messages, got a {type(message).__name__}")
+            raise TypeError(f"'messages' must hold AxisArray messages, got {a_type(message)}")
         yield from run_steps(steps, message)
     yield from flush_steps(steps)
 
@@ -97,11 +99,10 @@ def change_stage(
     if name not in stages and inner and hasattr(stages.get(outer), "update_stage"):
         stages[outer].update_stage(inner, settings, **changes)
         return
-    if name not in stages:
-        raise ValueError(f"'name' must be one of {', '.join(map(repr, stages))}, got {name!r}")
+    check_one_of("name", name, stages)
     stage: object = stages[name]
     if not isinstance(stage, BaseProcessor):
-        raise TypeError(f"'name' must be that of a stage with settings, got {name!r}, a {type(stage).__name__}")
+        raise TypeError(f"'name' must be that of a stage with settings, got {name!r}, {a_type(stage)}")
     settings = stage.settings if settings is None else settings
     give_settings(stage, replace(settings, **changes) if changes else settings)
 

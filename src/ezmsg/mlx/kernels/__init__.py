@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..stream.device import default_backend
+from ..stream.unit import check_one_of
 from .contract import Kernel, Path, Recurrence, check_state, schedule_after, schedule_before
 
 if TYPE_CHECKING:
@@ -86,8 +87,7 @@ def check_kernel_path(path: str | None) -> None:
     Raises:
         ValueError: *path* is neither None nor a :data:`~ezmsg.mlx.kernels.contract.Path`.
     """
-    if path is not None and path not in get_args(Path):
-        raise ValueError(f"'path' must be one of {', '.join(get_args(Path))} or None, got {path!r}")
+    check_one_of("path", path, get_args(Path), none=True)
 
 
 @functools.cache

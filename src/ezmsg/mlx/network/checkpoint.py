@@ -24,6 +24,8 @@ import numpy as np
 import numpy.typing as npt
 from mlx.utils import tree_flatten
 
+from ..stream.unit import a_type
+
 Arrays: TypeAlias = "dict[str, mx.array | npt.NDArray]"
 """Weights by their names, as ``"layers.0.weight"``."""
 
@@ -112,7 +114,7 @@ def _state_dict_of(content: object) -> Arrays:
         if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
             content = content[name]
     if not isinstance(content, Mapping):
-        raise ValueError(f"it is a {type(content).__name__}; allowed is a state_dict.")
+        raise ValueError(f"it is {a_type(content)}; allowed is a state_dict.")
     return {name: value for name, value in content.items() if isinstance(value, np.ndarray)}
 
 
@@ -201,9 +203,7 @@ def flattened(tree: object, prefix: str = "") -> Iterator[tuple[str, Any]]:
     elif isinstance(tree, (np.ndarray, mx.array)):
         yield prefix, tree
     else:
-        raise TypeError(
-            f"{prefix or 'weights'} is a {type(tree).__name__}; allowed are arrays in dictionaries and lists."
-        )
+        raise TypeError(f"{prefix or 'weights'} is {a_type(tree)}; allowed are arrays in dictionaries and lists.")
 
 
 _RECURRENT = re.compile(r"^(?:(.*)\.)?(weight|bias)_(ih|hh)_l(\d+)$")

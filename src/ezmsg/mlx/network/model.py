@@ -17,6 +17,7 @@ from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from ..stream.convert import Unread, let_states_be_copied
 from ..stream.device import bus, start_kernels_one_by_one, uses_gpu
 from ..stream.hostmemory import device_memory
+from ..stream.unit import a_type
 from .checkpoint import Arrays, Weight, check_weights, converted, flattened, from_pytorch, read_weights, template_of
 from .recurrent import DecoderStep, RecurrentDecoder
 
@@ -385,7 +386,7 @@ def heads_of(y: Tree) -> dict[str | None, mx.array]:
     for name, head in heads.items():
         if not isinstance(head, mx.array) or head.ndim < 2:
             of = "the result" if name is None else f"head {name!r}"
-            shape = f"shape {tuple(head.shape)}" if isinstance(head, mx.array) else f"a {type(head).__name__}"
+            shape = f"shape {tuple(head.shape)}" if isinstance(head, mx.array) else a_type(head)
             raise TypeError(f"{of} must be an array of shape (batch, ...), got {shape}")
     return heads
 

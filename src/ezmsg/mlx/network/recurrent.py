@@ -23,6 +23,7 @@ from ..kernels.cells import (
     State,
 )
 from ..kernels.plain.recurrentcell import after_products, product
+from ..stream.unit import check_one_of, one_of
 
 Steps: TypeAlias = "list[Any] | mx.array"
 """The samples of a window, one by one or together."""
@@ -51,8 +52,7 @@ class RecurrentLayer(nn.Module):
 
     def __init__(self, cell: Cell, input_size: int, hidden_size: int) -> None:
         super().__init__()
-        if cell not in N_GATES:
-            raise ValueError(f"'cell' must be one of {', '.join(map(repr, N_GATES))}, got {cell!r}")
+        check_one_of("cell", cell, N_GATES)
         self.cell, self.input_size, self.hidden_size = cell, input_size, hidden_size
         self.bits: int | None = None
         scale, n_rows = 1.0 / math.sqrt(hidden_size), N_GATES[cell] * hidden_size
@@ -267,7 +267,7 @@ class RecurrentDecoder(nn.Module):
     ) -> None:
         super().__init__()
         if rnn_type.upper() not in N_GATES:
-            raise ValueError(f"'rnn_type' must be one of {', '.join(map(repr, N_GATES))}, got {rnn_type!r}")
+            raise ValueError(f"'rnn_type' must be {one_of(N_GATES)}, got {rnn_type!r}")
         if embedding:
             self.linear_embeddings = nn.Linear(input_size, input_size)
         self.embedding, self.patch, self.has_heads = embedding, patch, isinstance(output_size, dict)

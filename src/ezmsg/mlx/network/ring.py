@@ -14,6 +14,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from ..stream.unit import check_one_of
+
 Positions = Literal["rotary", "learned"]
 """How attention knows which sample came when."""
 
@@ -56,8 +58,7 @@ class RingKVCache:
     ) -> None:
         if size < 1:
             raise ValueError(f"'size' must be an integer of at least 1, got {size!r}")
-        if positions not in ("rotary", "learned"):
-            raise ValueError(f"'positions' must be 'rotary' or 'learned', got {positions!r}")
+        check_one_of("positions", positions, ("rotary", "learned"))
         if positions == "rotary" and head_dim % 2:
             raise ValueError(f"'head_dim' must be even for rotary positions, got {head_dim!r}")
         self.size, self.n_heads, self.head_dim, self.positions, self.base = size, n_heads, head_dim, positions, base

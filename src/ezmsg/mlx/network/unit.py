@@ -19,7 +19,15 @@ from ..stream.convert import as_float32, begin_reading, import_mlx, is_mlx_array
 from ..stream.device import bus, uses_gpu
 from ..stream.hostmemory import Block, device_memory
 from ..stream.segments import GAP_TOLERANCE, is_same_rate, linear_axis, sampling_period, value_at, with_known_rate
-from ..stream.unit import PublishesEach, attributes_to_copy, check_count, check_fields, check_message
+from ..stream.unit import (
+    PublishesEach,
+    attributes_to_copy,
+    check_count,
+    check_fields,
+    check_message,
+    check_one_of,
+    one_of,
+)
 from .windows import Cut, Samples, Waiting
 
 if TYPE_CHECKING:
@@ -28,7 +36,7 @@ if TYPE_CHECKING:
     from .model import Model, Tree, Weights
 
 DTYPES = ("float32", "bfloat16", "float16")
-BITS = (None, 8, 4)
+BITS = (8, 4)
 MOST_SIZES = 4
 _OPERATION = "a network"
 _FLOAT32 = np.dtype(np.float32)
@@ -38,8 +46,8 @@ class NetworkSettings(ez.Settings):
     """Settings for :obj:`Network`.
 
     Raises:
-        TypeError: A field has a value of another type; ``model_class`` is no ``mlx.nn.Module``; it does not take
-            ``model_kwargs``.
+        TypeError: A field has a value of another type; ``dtype`` is not one of its names; ``model_class`` is no
+            ``mlx.nn.Module``; it does not take ``model_kwargs``.
         ValueError: A field has a value that is not allowed; ``model_class`` cannot be imported.
         FileNotFoundError: There is no file ``checkpoint_path``.
     """
@@ -91,10 +99,9 @@ class NetworkSettings(ez.Settings):
         check_arguments(imported(self.model_class), self.model_kwargs)
         if self.checkpoint_path is not None:
             _check_checkpoint(self.checkpoint_path)
-        for name, allowed in (("dtype", DTYPES), ("quantize", BITS), ("state", ("carry", "none"))):
-            value = getattr(self, name)
-            if isinstance(value, bool) or value not in allowed:
-                raise ValueError(f"{name!r} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+        check_one_of("dtype", self.dtype, DTYPES, error=TypeError)
+        check_one_of("quantize", self.quantize, BITS, none=True)
+        check_one_of("state", self.state, ("carry", "none"))
         object.__setattr__(self, "window", check_count("window", self.window))
         if self.hop is not None:
             object.__setattr__(self, "hop", check_count("hop", self.hop))
@@ -108,7 +115,7 @@ def _check_checkpoint(path: object) -> None:
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"'checkpoint_path' must be None or a path, got {path!r}")
     if os.path.splitext(path)[1] not in SUFFIXES:
-        raise ValueError(f"'checkpoint_path' must end in one of {', '.join(SUFFIXES)}, got {os.fspath(path)!r}")
+        raise ValueError(f"'checkpoint_path' must end in {one_of(SUFFIXES)}, got {os.fspath(path)!r}")
     if not os.path.isfile(path):
         raise FileNotFoundError(f"'checkpoint_path' must be a file, got {os.fspath(path)!r}, which does not exist")
 

@@ -38,7 +38,7 @@ from ezmsg.util.messages.axisarray import AxisArray
 
 from ..chain import BaseChainTransformer
 from ..stream.convert import MLX_DTYPES, is_mlx_array
-from ..stream.unit import Captured, Output, Stage, captured, captured_attributes
+from ..stream.unit import Captured, Output, Stage, a_type, captured, captured_attributes
 
 if typing.TYPE_CHECKING:
     import mlx.core as mx
@@ -101,7 +101,7 @@ def _of(kind: type, parts: Callable[[Value], Iterable[Value]], build: Callable[[
 def _only(kind: type, value: Value) -> Value:
     """*value*, of exactly this class: what else was packed is not to be asked for anything."""
     if type(value) is not kind:
-        raise ValueError(f"a {type(value).__name__} in place of a {kind.__name__}")
+        raise ValueError(f"{a_type(value)} in place of a {kind.__name__}")
     return value
 
 
@@ -255,7 +255,7 @@ class _Writer:
             return value
         key = id(value)
         if key in self._open:
-            raise CannotPack(f"a {type(value).__name__} contains itself")
+            raise CannotPack(f"{a_type(value)} contains itself")
         if key not in self._numbers:
             self._open.add(key)
             node = self._node(value)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import ezmsg.core as ez
 
-from ..stream.unit import check_path
+from ..stream.unit import check_path, one_of
 from .contracts import RecordingFormat, RecordingSource, StreamInfo, describe_source
 from .neosource import NEO_FORMATS, guessed_format, named_format
 from .nwbsource import NWB_FORMAT
@@ -203,14 +203,14 @@ def _recognised(path: str | os.PathLike, format: str | None) -> tuple[RecordingF
     guess = guessed_format(place)
     if guess is not None:
         return guess, place
-    raise ValueError(f"{place} is of no format that is known; format may be one of {', '.join(recording_formats())}.")
+    raise ValueError(f"{place} is of no format that is known; 'format' may be {one_of(recording_formats())}.")
 
 
 def _named(name: str) -> RecordingFormat:
     formats = recording_formats()
     found = formats.get(name) or named_format(name)
     if found is None:
-        raise ValueError(f"'format' must be auto, {', '.join(formats)} or the names of neo's readers, got {name!r}")
+        raise ValueError(f"'format' must be {one_of(['auto', *formats])} or the name of a reader of neo, got {name!r}")
     return found
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from ..stream.unit import one_of
 from .reading import RecordingError, Runs, fault, faults_of, import_extra, one_run, runs_in, volts_of
 from .signals import (
     ANALOG,
@@ -124,7 +125,7 @@ def _pieces(reader: typing.Any) -> list[tuple[int, int]]:
 def _open(path: Path, format: str, options: Mapping[str, object]) -> _Opened:
     readers = reader_names()
     if format not in readers:
-        raise ValueError(f"'format' must be one of {', '.join(sorted(readers))}, got {format!r}")
+        raise ValueError(f"'format' must be {one_of(sorted(readers))}, got {format!r}")
     reader_class = readers[format]
     with faults_of(path):
         arguments, links = _ARGUMENTS[format](path) if format in _ARGUMENTS else (_arguments(path, reader_class), None)

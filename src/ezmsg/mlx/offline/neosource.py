@@ -145,7 +145,7 @@ class RawBinarySource(NeoSource):
         OSError: The file cannot be opened or read.
         ValueError: The file has no samples, or not whole ones; an argument is not in its range; *labels* or *gain* are
             not as many as the channels.
-        TypeError: An argument is not of its type.
+        TypeError: An argument is not of its type; *dtype* is neither integers nor floats.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class RawBinarySource(NeoSource):
         count = check_count("n_channels", n_channels)
         check_count("header_bytes", header_bytes, 0)
         if np.dtype(dtype).kind not in "iuf":
-            raise ValueError(f"'dtype' must be integers or floats, got {dtype!r}")
+            raise TypeError(f"'dtype' must be integers or floats, got {dtype!r}")
         if not is_real(offset) or not math.isfinite(offset):
             raise ValueError(f"'offset' must be a finite number, got {offset!r}")
         if not isinstance(unit, str):

@@ -22,7 +22,7 @@ from ezmsg.util.messages.axisarray import AxisArray
 
 from ..stream.fusible import ResultGrid, result_grid, says_settling, settling_time
 from ..stream.segments import Layout, Segment, cut
-from ..stream.unit import Stage, known
+from ..stream.unit import Stage, a_type, known
 from . import checkpoint
 from .checkpoint import pack, unpack
 from .contracts import RecordingSource, ResultSink
@@ -485,4 +485,4 @@ def _rows(message: AxisArray) -> npt.NDArray:
 def check_type(message: object, giver: str) -> None:
     """TypeError unless *message*, which *giver* gave, is one."""
     if not isinstance(message, AxisArray):
-        raise TypeError(f"Messages are of type AxisArray, but {giver} gave a {type(message).__name__}.")
+        raise TypeError(f"Messages are of type AxisArray, but {giver} gave {a_type(message)}.")

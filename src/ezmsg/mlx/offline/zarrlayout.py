@@ -25,7 +25,7 @@ from ezmsg.util.messages.axisarray import AxisArray, AxisBase, CoordinateAxis, L
 
 from ..stream.convert import is_integer, is_mlx_array, mlx_to_numpy, numpy_to_integers
 from ..stream.segments import same_axis, value_at
-from ..stream.unit import check_count, check_number
+from ..stream.unit import check_count, check_number, check_one_of
 from .reading import import_extra
 
 if typing.TYPE_CHECKING:
@@ -58,8 +58,7 @@ class ResultLayout:
         for name, value in (("chunk_samples", self.chunk_samples), ("chunk_channels", self.chunk_channels)):
             if value is not None:
                 check_count(name, value, 1)
-        if self.dtype is not None and self.dtype not in DTYPES:
-            raise ValueError(f"'dtype' must be None or one of {', '.join(map(repr, DTYPES))}, got {self.dtype!r}")
+        check_one_of("dtype", self.dtype, DTYPES, none=True, error=TypeError)
         compressor = self.compressor
         if compressor is None or (isinstance(compressor, str) and compressor == "default"):
             return

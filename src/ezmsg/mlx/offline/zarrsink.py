@@ -403,7 +403,8 @@ class ZarrSink:
     Raises:
         ImportError: The extra ``offline`` is not installed.
         ValueError: An argument is not in its range.
-        TypeError: *path* is not a path; a number is none (a bool is not one); *compressor* is none.
+        TypeError: *path* is not a path; a number is none (a bool is not one); *compressor* is none; *dtype*
+            is not the name of one of the dtypes.
     """
 
     def __init__(

@@ -10,6 +10,8 @@ import numpy.typing as npt
 from scipy.linalg import toeplitz
 from scipy.signal import sosfilt, tf2sos
 
+from .unit import a_type
+
 Float64: TypeAlias = npt.NDArray[np.float64]
 
 Form: TypeAlias = Literal["sos", "ba", "fir"]
@@ -63,7 +65,7 @@ def check_ba(coefs: object, *, name: str = "coefs") -> tuple[npt.NDArray, npt.ND
     pair = (coefs.b, coefs.a) if isinstance(coefs, FilterCoefficients) else coefs
     if not isinstance(pair, tuple) or len(pair) != 2:
         hint = "; for second-order sections set coef_type='sos'" if getattr(coefs, "ndim", 0) == 2 else ""
-        raise TypeError(f"{name!r} must be {allowed} with coef_type 'ba', got a {type(coefs).__name__}{hint}")
+        raise TypeError(f"{name!r} must be {allowed} with coef_type 'ba', got {a_type(coefs)}{hint}")
     arrays = []
     for part, given in zip("ba", pair, strict=True):
         array = np.asarray(given)

@@ -15,6 +15,8 @@ from ezmsg.baseproc import BaseStatefulTransformer, resolve_configured_stream_di
 from ezmsg.util.messages.axisarray import AxisArray, AxisBase, CoordinateAxis, LinearAxis
 from ezmsg.util.messages.util import replace
 
+from .unit import a_type
+
 if TYPE_CHECKING:
     import mlx.core as mx
 
@@ -83,7 +85,7 @@ def sampling_period(message: AxisArray, dim: str, operation: str) -> float:
     """
     axis = message.axes.get(dim)
     if not isinstance(axis, LinearAxis):
-        kind = "no axis" if axis is None else f"a {type(axis).__name__}"
+        kind = "no axis" if axis is None else a_type(axis)
         raise ValueError(
             f"The stream dimension {dim!r} has {kind}; {operation} needs a LinearAxis, whose gain is the sampling "
             "period."

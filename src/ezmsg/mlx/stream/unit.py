@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import inspect
 import math
 import numbers
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 ValueT = TypeVar("ValueT")
 SettingsT = TypeVar("SettingsT", bound=ez.Settings)
+EnumT = TypeVar("EnumT", bound=enum.Enum)
 
 
 def is_real(value: object) -> TypeGuard[float]:
@@ -114,13 +116,55 @@ def check_fields(settings: object, *, flags: tuple[str, ...] = (), names: tuple[
             raise TypeError(f"{field!r} must be None or a name, got {value!r}")
 
 
+def one_of(allowed: Iterable[object]) -> str:
+    """How an error names the values that are allowed: ``one of 'a', 'b'``."""
+    return f"one of {', '.join(map(repr, allowed))}"
+
+
+def check_one_of(
+    name: str, value: object, allowed: Iterable[object], *, none: bool = False, error: type[Exception] = ValueError
+) -> None:
+    """Raise *error* for a *value* that is not one of *allowed*; the error calls it *name*.
+
+    Args:
+        name: Of the field or argument.
+        value: Of any type; bool is none of the values.
+        allowed: The values.
+        none: Whether None is allowed, too.
+        error: TypeError for the name of a dtype, as NumPy has it.
+    """
+    allowed = tuple(allowed)
+    # A dtype of NumPy equals its name, and True equals 1.
+    is_plain = isinstance(value, (str, int)) and not isinstance(value, bool)
+    if not ((is_plain and value in allowed) or (none and value is None)):
+        raise error(f"{name!r} must be {'None or ' if none else ''}{one_of(allowed)}, got {value!r}")
+
+
+def check_member(name: str, value: object, kind: type[EnumT]) -> EnumT:
+    """The member of *kind* that *value* is, or is the value of; the error calls it *name*.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        return kind(value)
+    except ValueError:
+        raise ValueError(f"{name!r} must be {one_of(each.value for each in kind)}, got {value!r}") from None
+
+
+def a_type(value: object) -> str:
+    """How an error names the type of *value*: ``an int``, ``a list``."""
+    name = type(value).__name__
+    return f"an {name}" if name[0] in "aeioAEIO" or name == "ndarray" else f"a {name}"
+
+
 def check_message(message: AxisArray, taker: object) -> None:
     """Raise TypeError, with the name of the class of *taker*, for what is not a message.
 
     To be called only if the type of *message* is not exactly AxisArray, so that the usual one costs a comparison.
     """
     if not isinstance(message, AxisArray):
-        raise TypeError(f"{type(taker).__name__} takes an AxisArray as its message, got a {type(message).__name__}.")
+        raise TypeError(f"{type(taker).__name__} takes an AxisArray as its message, got {a_type(message)}.")
 
 
 def check_mlx(x: mx.array, zi: mx.array | None) -> None:
@@ -128,9 +172,9 @@ def check_mlx(x: mx.array, zi: mx.array | None) -> None:
     import mlx.core as mx
 
     if not isinstance(x, mx.array):
-        raise TypeError(f"'x' must be an MLX array, got a {type(x).__name__}")
+        raise TypeError(f"'x' must be an MLX array, got {a_type(x)}")
     if zi is not None and not isinstance(zi, mx.array):
-        raise TypeError(f"'zi' must be an MLX array or None, got a {type(zi).__name__}")
+        raise TypeError(f"'zi' must be an MLX array or None, got {a_type(zi)}")
 
 
 TransformerClassT = TypeVar("TransformerClassT", bound="BaseProcessor")

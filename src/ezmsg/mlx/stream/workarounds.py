@@ -58,7 +58,7 @@ def apply_workarounds(environ: Mapping[str, str] = os.environ) -> None:
     """
     wanted = environ.get(VARIABLE, "1")
     if wanted not in ("0", "1"):
-        raise ValueError(f"{VARIABLE} must be '0' or '1', got {wanted!r}")
+        raise ValueError(f"{VARIABLE!r} must be one of '0', '1', got {wanted!r}")
     if wanted == "0":
         return
     for kind, method, has_fault, cure in _CURES:
