@@ -14,6 +14,7 @@ packages that the reader names, and are filled with their attributes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -27,7 +28,7 @@ import sys
 import types
 import typing
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 
 import numpy as np
@@ -40,10 +41,7 @@ from ..chain import BaseChainTransformer
 from ..stream.convert import MLX_DTYPES, is_mlx_array
 from ..stream.unit import Captured, Output, Stage, a_type, captured, captured_attributes
 
-if typing.TYPE_CHECKING:
-    import mlx.core as mx
-
-FORMAT = "ezmsg-mlx values 2"
+FORMAT = "ezmsg-mlx values 3"
 
 TREE = "tree"
 """Name of the text among the arrays."""
@@ -68,22 +66,20 @@ def plain_class(module: str, name: str, packages: frozenset[str]) -> type:
     Raises:
         ValueError: It may not.
     """
-    if module.partition(".")[0] not in packages:
-        raise ValueError(f"class {module}.{name}")
-    found: object = sys.modules.get(module)
-    for part in name.split("."):
+    is_text = type(module) is str and type(name) is str  # anything else has methods of its own
+    found: object = sys.modules.get(module) if is_text and module.partition(".")[0] in packages else None
+    for part in name.split(".") if is_text else ():
         found = vars(found).get(part) if isinstance(found, (type, types.ModuleType)) else None
-    allowed = (
+    if (
         isinstance(found, type)
         and (found.__module__, found.__qualname__) == (module, name)
         and (issubclass(found, (enum.Enum, tuple)) or found.__new__ is object.__new__)
         # Neither what would act once it is built, or dropped, nor what only its own code can put together.
         and not issubclass(found, (type, BaseException, BaseProcessor, Stateful))
         and not any(hasattr(found, method) for method in ("__del__", "__setstate__"))
-    )
-    if not allowed:
-        raise ValueError(f"class {module}.{name}")
-    return typing.cast(type, found)
+    ):
+        return found
+    raise ValueError(f"class {module}.{name}")
 
 
 class _Kind(typing.NamedTuple):
@@ -91,29 +87,39 @@ class _Kind(typing.NamedTuple):
 
     holds: Callable[[Value], bool]
     parts: Callable[[Value], Iterable[Value]]
-    build: Callable[[list[Value]], Value]
+    build: Callable[..., Value]
+    types: tuple[type, ...] = ()
+    """The only types of parts, where a part of another would be asked for something; empty for any."""
 
 
-def _of(kind: type, parts: Callable[[Value], Iterable[Value]], build: Callable[[list[Value]], Value]) -> _Kind:
-    return _Kind(lambda value: type(value) is kind, parts, build)
+def _of(kind: type, parts: Callable[[Value], Iterable[Value]], build: Callable[..., Value], *types: type) -> _Kind:
+    return _Kind(lambda value: type(value) is kind, parts, build, types)
 
 
-def _only(kind: type, value: Value) -> Value:
-    """*value*, of exactly this class: what else was packed is not to be asked for anything."""
-    if type(value) is not kind:
-        raise ValueError(f"{a_type(value)} in place of a {kind.__name__}")
-    return value
+def _is(kind: type) -> Callable[[Value], bool]:
+    return lambda value: isinstance(value, kind)
 
 
-def _halves(parts: list[Value]) -> Iterator[tuple[Value, Value]]:
-    return zip(parts[: len(parts) // 2], parts[len(parts) // 2 :], strict=True)
+def _is_scalar_type(value: Value) -> bool:
+    return isinstance(value, type) and issubclass(value, np.generic)
 
 
-def _objects(parts: list[Value]) -> npt.NDArray:
-    filled = np.empty(len(parts) - 1, object)
-    for place, value in enumerate(parts[1:]):
-        filled[place] = value
-    return filled.reshape(_only(tuple, parts[0]))
+def _is_array(value: Value, kind: str) -> bool:
+    return type(value) in (np.ndarray, np.memmap) and value.dtype.kind == kind
+
+
+def _rows(value: npt.NDArray) -> list[Value]:
+    return [value.shape, *value.ravel()]
+
+
+def _objects(shape: Value, *parts: Value) -> npt.NDArray:
+    if type(shape) is not tuple:
+        raise ValueError(f"{a_type(shape)} in place of a shape")
+    return np.fromiter(parts, object, len(parts)).reshape(shape)
+
+
+def _texts(shape: tuple[int, ...], *parts: str) -> npt.NDArray:
+    return np.array(parts, np.dtypes.StringDType()).reshape(shape)
 
 
 def _from_mlx(array: Value) -> list[Value]:
@@ -123,96 +129,78 @@ def _from_mlx(array: Value) -> list[Value]:
     return [_name_of(array.dtype), np.array(array.astype(mx.float32) if array.dtype == mx.bfloat16 else array)]
 
 
-def _to_mlx(parts: list[Value]) -> Value:
+def _to_mlx(dtype: str, values: npt.NDArray) -> Value:
     import mlx.core as mx
 
-    array = mx.array(_only(np.ndarray, parts[1]), dtype=_mlx_dtype(parts[0]))
+    array = mx.array(values, dtype=_mlx_dtype(dtype))
     mx.eval(array)
     return array
 
 
-_MLX_DTYPES = {name.rstrip("_"): name for name in MLX_DTYPES}
-
-
-def _mlx_dtype(name: str) -> mx.Dtype:
+def _mlx_dtype(name: str) -> Value:
     import mlx.core as mx
 
-    return getattr(mx, _MLX_DTYPES[name])
+    return getattr(mx, {each.rstrip("_"): each for each in MLX_DTYPES}[name])
+
+
+def _is_mlx_dtype(value: Value) -> bool:
+    return (type(value).__module__, type(value).__name__) == ("mlx.core", "Dtype")
 
 
 def _name_of(dtype: object) -> str:
     return str(dtype).rpartition(".")[2]
 
 
-def _is_mlx_dtype(value: Value) -> bool:
-    return type(value).__module__ == "mlx.core" and type(value).__name__ == "Dtype"
-
-
-def _module(parts: list[Value]) -> types.ModuleType:
-    if parts[0] not in MODULES:
-        raise ValueError(f"module {parts[0]!r}")
-    return importlib.import_module(parts[0])
-
-
-def _is_array(value: Value, kinds: str) -> bool:
-    return type(value) in (np.ndarray, np.memmap) and value.dtype.kind in kinds
+def _module(name: str) -> types.ModuleType:
+    if name not in MODULES:
+        raise ValueError(f"module {name!r}")
+    return importlib.import_module(name)
 
 
 def _is_library(value: Value) -> bool:
     return isinstance(value, types.ModuleType) and value.__name__ in MODULES
 
 
-def _empty(dtype: Value) -> list[Value]:
+def _empty(dtype: npt.DTypeLike) -> list[Value]:
     return [np.empty(0, dtype)]
-
-
-def _scalar(parts: list[Value]) -> Value:
-    return _array(parts)[()]
-
-
-def _texts(parts: list[Value]) -> npt.NDArray:
-    return np.array(parts[1:], np.dtypes.StringDType()).reshape(_only(tuple, parts[0]))
-
-
-def _all(kind: type, parts: list[Value]) -> list[Value]:
-    return [_only(kind, part) for part in parts]
-
-
-def _array(parts: list[Value]) -> npt.NDArray:
-    return _only(np.ndarray, *parts)
-
-
-def _masked(parts: list[Value]) -> Value:
-    return np.ma.MaskedArray(_array(parts[:1]), _array(parts[1:2]), fill_value=parts[2])
 
 
 def _limits(value: Value) -> list[Value]:
     return [value.start, value.stop, value.step]
 
 
-def _is_scalar_type(value: Value) -> bool:
-    return isinstance(value, type) and issubclass(value, np.generic)
+def _dict(*parts: Value) -> dict[Value, Value]:
+    n = len(parts) // 2
+    return dict(zip(parts[:n], parts[n:], strict=True))
 
 
 _KINDS: dict[str, _Kind] = {
-    **{kind.__name__: _of(kind, list, kind) for kind in (list, tuple, set, frozenset)},
-    "dict": _of(dict, lambda value: [*value.keys(), *value.values()], lambda parts: dict(_halves(parts))),
-    "deque": _of(deque, lambda value: [value.maxlen, *value], lambda parts: deque(parts[1:], parts[0])),
-    "complex": _of(complex, lambda value: [value.real, value.imag], lambda parts: complex(*_all(float, parts))),
-    "slice": _of(slice, _limits, lambda parts: slice(*parts)),
-    "range": _of(range, _limits, lambda parts: range(*_all(int, parts))),
-    "bytes": _of(bytes, lambda value: [np.frombuffer(value, np.uint8)], lambda parts: bytes(_array(parts))),
-    "bytearray": _of(bytearray, lambda value: [np.array(value, np.uint8)], lambda parts: bytearray(_array(parts))),
-    "scalar": _Kind(lambda value: isinstance(value, np.generic), lambda value: [np.asarray(value)], _scalar),
-    "dtype": _Kind(lambda value: isinstance(value, np.dtype), _empty, lambda parts: _array(parts).dtype),
-    "scalar type": _Kind(_is_scalar_type, _empty, lambda parts: _array(parts).dtype.type),
+    "list": _of(list, list, lambda *parts: [*parts]),
+    "tuple": _of(tuple, list, lambda *parts: parts),
+    "set": _of(set, list, lambda *parts: {*parts}),
+    "frozenset": _of(frozenset, list, lambda *parts: frozenset(parts)),
+    "dict": _of(dict, lambda value: [*value.keys(), *value.values()], _dict),
+    "deque": _of(deque, lambda value: [value.maxlen, *value], lambda maxlen, *parts: deque(parts, maxlen)),
+    "complex": _of(complex, lambda value: [value.real, value.imag], complex, float),
+    "slice": _of(slice, _limits, slice),
+    "range": _of(range, _limits, range, int),
+    "bytes": _of(bytes, lambda value: [np.frombuffer(value, np.uint8)], bytes, np.ndarray),
+    "bytearray": _of(bytearray, lambda value: [np.array(value, np.uint8)], bytearray, np.ndarray),
+    "scalar": _Kind(_is(np.generic), lambda value: [np.asarray(value)], lambda array: array[()], (np.ndarray,)),
+    "dtype": _Kind(_is(np.dtype), _empty, lambda array: array.dtype, (np.ndarray,)),
+    "scalar type": _Kind(_is_scalar_type, _empty, lambda array: array.dtype.type, (np.ndarray,)),
     # Values of their own, in the order of rows.
-    "objects": _Kind(lambda value: _is_array(value, "O"), lambda value: [value.shape, *value.ravel()], _objects),
-    "texts": _Kind(lambda value: _is_array(value, "T"), lambda value: [value.shape, *value.ravel()], _texts),
-    "masked": _of(np.ma.MaskedArray, lambda value: [value.data, np.ma.getmaskarray(value), value.fill_value], _masked),
-    "mlx": _Kind(is_mlx_array, _from_mlx, _to_mlx),
-    "mlx dtype": _Kind(_is_mlx_dtype, lambda value: [_name_of(value)], lambda parts: _mlx_dtype(*parts)),
-    "module": _Kind(_is_library, lambda value: [value.__name__], _module),
+    "objects": _Kind(lambda value: _is_array(value, "O"), _rows, _objects),
+    "texts": _Kind(lambda value: _is_array(value, "T"), _rows, _texts, (tuple, str)),
+    "masked": _of(
+        np.ma.MaskedArray,
+        lambda value: [value.data, np.ma.getmaskarray(value), np.asarray(value.fill_value)],
+        lambda values, mask, fill: np.ma.MaskedArray(values, mask, fill_value=fill),
+        np.ndarray,
+    ),
+    "mlx": _Kind(is_mlx_array, _from_mlx, _to_mlx, (str, np.ndarray)),
+    "mlx dtype": _Kind(_is_mlx_dtype, lambda value: [_name_of(value)], _mlx_dtype, (str,)),
+    "module": _Kind(_is_library, lambda value: [value.__name__], _module, (str,)),
 }
 """All kinds but arrays, and instances of classes: *enum*, *named* (tuples) and *object*."""
 
@@ -245,59 +233,57 @@ class _Writer:
         self.nodes: list[list[Value]] = []
         self.arrays: dict[str, npt.NDArray] = {}
         self._packages = packages
-        self._numbers: dict[int, int] = {}
-        self._kept: list[Value] = []
-        """So that no two values have the same ``id``."""
-        self._open: set[int] = set()
+        self._known: dict[int, tuple[Value, int | None]] = {}
+        """By ``id``: the value, so that no other gets its ``id``, and the number of its node; None until it has one."""
 
     def value(self, value: Value) -> Value:
         if type(value) in _PLAIN:
             return value
-        key = id(value)
-        if key in self._open:
+        if id(value) not in self._known:
+            self._known[id(value)] = value, None
+            self.nodes.append(self._node(value))
+            self._known[id(value)] = value, len(self.nodes) - 1
+        number = self._known[id(value)][1]
+        if number is None:
             raise CannotPack(f"{a_type(value)} contains itself")
-        if key not in self._numbers:
-            self._open.add(key)
-            node = self._node(value)
-            self._open.remove(key)
-            self._kept.append(value)
-            self._numbers[key] = len(self.nodes)
-            self.nodes.append(node)
-        return [self._numbers[key]]
+        return [number]
 
     def _node(self, value: Value) -> list[Value]:
-        name, parts = next(
-            ((name, kind.parts(value)) for name, kind in _KINDS.items() if kind.holds(value)), ("", None)
-        )
-        if parts is not None:
-            return [name, *map(self.value, parts)]
+        for name, kind in _KINDS.items():
+            if kind.holds(value):
+                return [name, *map(self.value, kind.parts(value))]
         if type(value) in (np.ndarray, np.memmap):
             if value.dtype.hasobject:
                 raise CannotPack(f"it holds an array of dtype {value.dtype}")
             self.arrays[name := f"a{len(self.arrays)}"] = np.asarray(value)
             return ["array", name]
-        return self._instance(value)
+        node = self._instance(value)
+        if node is None:
+            raise CannotPack(f"it holds a {type(value).__module__}.{type(value).__qualname__}")
+        return node
 
-    def _instance(self, value: Value) -> list[Value]:
+    def _instance(self, value: Value) -> list[Value] | None:
+        """The node of an instance of a class; None for one that cannot be built again."""
         kind = type(value)
         named = kind.__module__, kind.__qualname__
-        if isinstance(value, (Stateful, BaseProcessor)):
-            raise CannotPack(f"it holds a {kind.__name__}")
         try:
             plain_class(*named, self._packages)
-        except ValueError as error:
-            raise CannotPack(f"it holds a {'.'.join(named)}") from error
+        except ValueError:
+            return None
         if isinstance(value, enum.Enum):
             return ["enum", *named, value.name]
         if isinstance(value, tuple):
             return ["named", *named, *map(self.value, value)]
         # As pickle would, without the calls of constructors that it may ask for.
         function, args, state, *items = (*value.__reduce_ex__(2), None, None)[:5]
-        if getattr(function, "__name__", "") != "__newobj__" or args != (kind,) or any(i is not None for i in items):
-            raise CannotPack(f"it holds a {'.'.join(named)}")
         attributes, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
-        if not all(isinstance(part, (dict, type(None))) for part in (attributes, slots)):
-            raise CannotPack(f"it holds a {'.'.join(named)}")
+        if (
+            getattr(function, "__name__", "") != "__newobj__"
+            or args != (kind,)
+            or any(each is not None for each in items)
+            or not all(isinstance(each, (dict, type(None))) for each in (attributes, slots))
+        ):
+            return None
         return ["object", *named, self.value(attributes or {}), self.value(slots or {})]
 
 
@@ -334,25 +320,29 @@ def _built(part: Value, built: list[Value]) -> Value:
 
 
 def _build(name: str, parts: list[Value], packages: frozenset[str]) -> Value:
-    if name not in ("enum", "named", "object"):
-        return _KINDS[name].build(parts)
-    kind = plain_class(_only(str, parts[0]), _only(str, parts[1]), packages)
+    if name in _KINDS:
+        _, _, build, types_of_parts = _KINDS[name]
+        if types_of_parts and not {*map(type, parts)} <= {*types_of_parts}:
+            raise ValueError(f"other parts than {name} consists of")
+        return build(*parts)
+    module, qualified, *rest = parts
+    kind = plain_class(module, qualified, packages)
     is_kind = issubclass(kind, enum.Enum), issubclass(kind, tuple)
     if is_kind != (name == "enum", name == "named"):
-        raise ValueError(f"{parts[1]} is not of the kind {name}")
-    if name == "enum":
-        return typing.cast("type[enum.Enum]", kind).__members__[parts[2]]
-    if name == "named":
-        return tuple.__new__(kind, parts[2:])
-    attributes, slots = (_only(dict, part) for part in parts[2:])
+        raise ValueError(f"{qualified} is not of the kind {name}")
+    if issubclass(kind, enum.Enum):
+        return kind.__members__[rest[0]]
+    if issubclass(kind, tuple):
+        return tuple.__new__(kind, rest)
+    attributes, slots = rest
     made: typing.Any = object.__new__(kind)
-    for attribute, value in attributes.items():
+    for attribute, value in dict.items(attributes):
         # Not setattr, which a class may answer with code of its own.
         made.__dict__[attribute] = value
-    for slot, value in slots.items():
+    for slot, value in dict.items(slots):
         member = getattr(kind, slot)
         if not isinstance(member, types.MemberDescriptorType):
-            raise ValueError(f"{parts[1]} has no slot {slot!r}")
+            raise ValueError(f"{qualified} has no slot {slot!r}")
         member.__set__(made, value)
     return made
 
@@ -361,23 +351,6 @@ _PACKAGES = ("ezmsg", "ezmsg-baseproc", "ezmsg-mlx", "ezmsg-sigproc", "mlx", "nu
 
 _WITHOUT_EFFECT = frozenset({"mlx_cache_limit_mb"})
 """Settings that results do not depend on."""
-
-
-class CannotSave(TypeError):
-    """The state of a step cannot be saved; the message says of which one and why."""
-
-
-_BASE_ATTRIBUTES = frozenset({"_state", "_hash", "_hash_witness"})
-"""Attributes of ezmsg-baseproc's classes that change while a step runs, and that are saved or follow from messages."""
-
-Made: typing.TypeAlias = list[tuple[BaseProcessor, Captured]]
-"""A step and the parts that it consists of, each with its attributes."""
-
-
-class _Nested(typing.NamedTuple):
-    """The state of a transformer inside the state of another."""
-
-    kept: object
 
 
 def description(step: Stage) -> str:
@@ -408,41 +381,37 @@ def _shown(value: object) -> str:
 
 def differing_settings(there: str, wanted: str) -> list[str]:
     """Differences of two recipes, each in a few words: the recording, the stages, or their settings one by one."""
-    recordings, stages = zip(*((text.partition("\n")[0], _stages_in(text)) for text in (there, wanted)), strict=True)
-    parts = [recording.split(", ") for recording in recordings]
-    if len(parts[0]) == len(parts[1]):
+    recordings = [recipe.partition("\n")[0].split(", ") for recipe in (there, wanted)]
+    if len(recordings[0]) == len(recordings[1]):
         # Of an identity, only what differs: its times, its labels, its first and last samples.
-        parts = [[part for part, other in zip(*pair, strict=True) if part != other] for pair in (parts, parts[::-1])]
-    found = (
-        [f"the recording is {', '.join(parts[1])}; there it is {', '.join(parts[0])}"] if parts[0] != parts[1] else []
-    )
-    names = [[name for name, _ in each] for each in stages]
-    if names[0] != names[1]:
-        return [*found, f"the stages are {', '.join(names[1])}; there they are {', '.join(names[0])}"]
-    for (name, before), (_, now) in zip(*stages, strict=True):
-        for field in {**before, **now}:
-            if before.get(field) != now.get(field):
-                found.append(f"{field} of {name} is {now.get(field)}, there it is {before.get(field)}")
-    rest = [each for each in wanted.splitlines() + there.splitlines() if each.startswith("results as")]
-    if not found:
-        found = [f"one keeps {each}" for each in rest] or ["the text of the recipe is another"]
-    return found
-
-
-_STAGE = re.compile(r"[\w.<>]*\.(\w+)\(")
+        pairs = [pair for pair in zip(*recordings, strict=True) if pair[0] != pair[1]]
+        recordings = [[pair[number] for pair in pairs] for number in (0, 1)]
+    found = []
+    if recordings[0] != recordings[1]:
+        found.append(f"the recording is {', '.join(recordings[1])}; there it is {', '.join(recordings[0])}")
+    stages_there, stages = _stages_in(there), _stages_in(wanted)
+    names_there, names = ([name for name, _ in each] for each in (stages_there, stages))
+    if names_there != names:
+        return [*found, f"the stages are {', '.join(names)}; there they are {', '.join(names_there)}"]
+    for (name, before), (_, now) in zip(stages_there, stages, strict=True):
+        found += [
+            f"{field} of {name} is {now.get(field)}, there it is {before.get(field)}"
+            for field in {**before, **now}
+            if before.get(field) != now.get(field)
+        ]
+    kept = [f"one keeps {line}" for line in (wanted + "\n" + there).splitlines() if line.startswith("results as")]
+    return found or kept or ["the text of the recipe is another"]
 
 
 def _stages_in(recipe: str) -> list[tuple[str, dict[str, str]]]:
     """The names of all stages in a recipe, nested ones included, and their settings as text."""
-    found = []
-    for match in _STAGE.finditer(recipe):
-        parts = _split(recipe[match.end() :])
-        # A value may be a call as well, which has no names of settings.
-        if all("=" in part for part in parts):
-            found.append(
-                (match[1], {name.strip(): value for name, _, value in (part.partition("=") for part in parts)})
-            )
-    return found
+    found = [(match[1], _split(recipe[match.end() :])) for match in re.finditer(r"[\w.<>]*\.(\w+)\(", recipe)]
+    # A value may be a call as well, which has no names of settings.
+    return [
+        (name, {setting.strip(): value for setting, _, value in (part.partition("=") for part in parts)})
+        for name, parts in found
+        if all("=" in part for part in parts)
+    ]
 
 
 def _split(text: str) -> list[str]:
@@ -453,15 +422,13 @@ def _split(text: str) -> list[str]:
             quote = "" if character == quote else quote
         elif character in "'\"":
             quote = character
-        elif character in "([{":
-            depth += 1
-        elif character in ")]}":
-            depth -= 1
+        else:
+            depth += (character in "([{") - (character in ")]}")
             if depth < 0:
                 break
-        elif character == "," and not depth:
-            parts.append("")
-            continue
+            if character == "," and not depth:
+                parts.append("")
+                continue
         parts[-1] += character
     return [part for part in parts if part.strip()]
 
@@ -478,16 +445,13 @@ def environment() -> str:
     """Conditions besides recording and settings that the bits of a result depend on: versions, processor, device."""
     versions = {}
     for name in _PACKAGES:
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    try:
+    device: object = "no MLX"
+    with contextlib.suppress(ImportError):
         import mlx.core as mx
-    except ImportError:
-        device = "no MLX"
-    else:
-        device = str(mx.default_device())
+
+        device = mx.default_device()
     return f"{versions} {_processor()} {device}"
 
 
@@ -500,12 +464,15 @@ def _processor() -> str:
     return f"{platform.machine()} {binding.get_host_cpu_name()}"
 
 
-def check_savable(step: Stage) -> None:
-    """Raise :obj:`CannotSave` for a step with state that cannot be seen, like a function or a generator."""
-    for part in parts_of(step).values():
-        check_savable(part)
-    if not isinstance(step, BaseProcessor):
-        raise CannotSave(f"{description(step)} is not a processor of ezmsg-baseproc, so its state is not known")
+class CannotSave(TypeError):
+    """The state of a step cannot be saved; the message says of which one and why."""
+
+
+_BASE_ATTRIBUTES = frozenset({"_state", "_hash", "_hash_witness"})
+"""Attributes of ezmsg-baseproc's classes that change while a step runs, and that are saved or follow from messages."""
+
+Made: typing.TypeAlias = list[tuple[BaseProcessor, Captured]]
+"""A step and the parts that it consists of, each with its attributes."""
 
 
 def as_made(step: Stage) -> Made:
@@ -514,19 +481,24 @@ def as_made(step: Stage) -> Made:
     return [*found, *(each for part in parts_of(step).values() for each in as_made(part))]
 
 
-def check_keeps_nothing(made: Iterable[tuple[BaseProcessor, Captured]]) -> None:
-    """Raise :obj:`CannotSave` for a step that keeps something outside of its state.
-
-    Args:
-        made: What :func:`as_made` gave before its first message.
-    """
+def check_keeps_nothing(made: Made) -> None:
+    """Raise :obj:`CannotSave` for a step that keeps something outside of its state, in attributes made since."""
     for part, found in made:
+        # Of a step of this package, all that its results depend on is in its state.
+        if any(kind.__module__.startswith("ezmsg.mlx.") for kind in type(part).__mro__):
+            continue
         before = captured_attributes(found)
         changed = {name for name, value in vars(part).items() if name not in before or before[name] is not value}
-        if (kept := sorted(changed - _BASE_ATTRIBUTES)) and not _is_ours(part):
-            raise CannotSave(
-                f"{type(part).__name__} keeps {', '.join(kept)} outside of its state, which cannot be saved"
-            )
+        if kept := ", ".join(sorted(changed - _BASE_ATTRIBUTES)):
+            raise CannotSave(f"{type(part).__name__} keeps {kept} outside of its state, which cannot be saved")
+
+
+def check_savable(step: Stage) -> None:
+    """Raise :obj:`CannotSave` for a step with state that cannot be seen, like a function or a generator."""
+    for part in parts_of(step).values():
+        check_savable(part)
+    if not isinstance(step, BaseProcessor):
+        raise CannotSave(f"{description(step)} is not a processor of ezmsg-baseproc, so its state is not known")
 
 
 def save(step: Stage, made: Made | None = None) -> bytes | None:
@@ -541,7 +513,7 @@ def save(step: Stage, made: Made | None = None) -> bytes | None:
             step keeps something outside of its state (ezmsg-sigproc's ButterworthZeroPhase does).
     """
     check_savable(step)
-    check_keeps_nothing(made or ())
+    check_keeps_nothing(made or [])
     if not isinstance(step, Stateful):
         return None
     try:
@@ -550,26 +522,14 @@ def save(step: Stage, made: Made | None = None) -> bytes | None:
         raise CannotSave(f"the state of {type(step).__name__} cannot be saved ({error})") from error
 
 
-def _is_ours(step: object) -> bool:
-    """Whether a step is of this package, or derived from it: all that its results depend on is in its state."""
-    return any(kind.__module__.startswith("ezmsg.mlx.") for kind in type(step).__mro__)
-
-
 def _packages(step: Stage) -> set[str]:
     """The packages whose classes a state may consist of."""
     return {"ezmsg", type(step).__module__.partition(".")[0]}
 
 
 def check(step: Stage, saved: bytes) -> None:
-    """See whether a saved state can be read, before the step is called.
-
-    Raises:
-        ValueError: It cannot.
-    """
-    kept = unpack(saved, _packages(step))
-    by_name = bool(parts_of(step)) or (isinstance(step, Stateful) and hasattr(step.state, "__dict__"))
-    if not isinstance(step, Stateful) or by_name != isinstance(kept, dict):
-        raise ValueError(f"a saved state is not one of {type(step).__name__}")
+    """Raise ValueError if a saved state cannot be read or is not one of *step*, which has not been called yet."""
+    _check(step, unpack(saved, _packages(step)))
 
 
 def call_restored(step: Stage, saved: bytes, message: AxisArray) -> Output:
@@ -596,37 +556,41 @@ def restore(step: Stage, saved: bytes) -> None:
     _restore(step, unpack(saved, _packages(step)))
 
 
+class _Nested(typing.NamedTuple):
+    """The state of a transformer inside the state of another."""
+
+    kept: object
+
+
 def _kept(step: Stateful) -> object:
     if parts := parts_of(step):
         return {name: _Nested(_kept(part)) for name, part in parts.items() if isinstance(part, Stateful)}
-    state = step.state
-    if not hasattr(state, "__dict__"):
-        return state
-    return {
-        name: _Nested(_kept(value)) if isinstance(value, Stateful) else value for name, value in vars(state).items()
-    }
+    values = getattr(step.state, "__dict__", None)
+    if values is None:
+        return step.state
+    return {name: _Nested(_kept(value)) if isinstance(value, Stateful) else value for name, value in values.items()}
 
 
-def _restore(step: object, kept: object) -> None:
-    if not isinstance(step, Stateful):
-        raise ValueError(f"A saved state is not one of {type(step).__name__}.")
-    if parts := parts_of(step):
-        for name, value in typing.cast(dict[str, _Nested], kept).items():
-            _restore(parts.get(name), value.kept)
-        return
-    state = step.state
-    if not hasattr(state, "__dict__"):
-        if isinstance(kept, (bytes, bytearray)):
-            # ezmsg-baseproc would take them for a pickle.
-            raise ValueError(f"A saved state is not one of {type(step).__name__}.")
-        step.state = kept
-        return
-    if not isinstance(kept, dict):
-        raise ValueError(f"A saved state is not one of {type(step).__name__}.")
-    for name, value in kept.items():
-        if isinstance(value, _Nested):
-            _restore(getattr(state, name, None), value.kept)
-        else:
-            setattr(state, name, value)
-    # So that the step forgets which message it has last taken the hash of.
-    step.state = state
+def _check(step: object, kept: object) -> None:
+    """Raise ValueError unless *kept* may be a state of *step*."""
+    if isinstance(step, Stateful):
+        has_names = bool(parts_of(step)) or hasattr(step.state, "__dict__")
+        # ezmsg-baseproc would take bytes for a pickle.
+        if has_names == isinstance(kept, dict) and not isinstance(kept, (bytes, bytearray)):
+            return
+    raise ValueError(f"a saved state is not one of {type(step).__name__}")
+
+
+def _restore(step: typing.Any, kept: typing.Any) -> None:
+    _check(step, kept)
+    parts, state = parts_of(step), kept
+    if isinstance(kept, dict):
+        state = None if parts else step.state
+        for name, value in kept.items():
+            if isinstance(value, _Nested):
+                _restore(parts.get(name) if parts else getattr(state, name, None), value.kept)
+            else:
+                setattr(state, name, value)
+    if not parts:
+        # Of the same object too, so that the step forgets which message it has last taken the hash of.
+        step.state = state
