@@ -369,7 +369,9 @@ class HoldingTransformer(BaseStatefulTransformer[None, AxisArray, AxisArray, Hol
 def test_a_transformer_in_a_list_inside_a_state_cannot_be_saved():
     step = HoldingTransformer()
     step(MemorySource().message(0, 10))
-    with pytest.raises(checkpoint.CannotSave, match="state of HoldingTransformer cannot be saved .it holds a .*Rechunk"):
+    with pytest.raises(
+        checkpoint.CannotSave, match="state of HoldingTransformer cannot be saved .it holds a .*Rechunk"
+    ):
         checkpoint.save(step)
     with RecordedLog() as log:
         sink = MemorySink()

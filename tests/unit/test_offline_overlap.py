@@ -11,7 +11,7 @@ from ezmsg.mlx.offline.engine import MOST_AHEAD, WriteBehind, read_ahead
 
 
 def threads():
-    return {thread.name for thread in threading.enumerate()} & {"reading", "writing"}
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(("reading", "writing"))]
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +58,7 @@ def test_reading_ends_when_nobody_asks_any_more():
     source = Counting(n_samples=2000, chunk=1)
     with pytest.raises(KeyboardInterrupt), read_ahead(source.read(0)) as messages:
         next(messages)
+        assert threads()
         raise KeyboardInterrupt
     assert source.n_closed == 1 and source.n_read <= 1 + MOST_AHEAD + 1
 

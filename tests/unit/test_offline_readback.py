@@ -110,13 +110,13 @@ def test_the_chain_is_fused_with_its_conversions_and_few_results_wait():
 
     def counting(self, action, n_bytes=0):
         put(self, action, n_bytes)
-        waiting.append(len(self._waiting._items))
+        waiting.append(len(self._waiting))
 
     with on_a_gpu(), mock.patch.object(overlap.ReadBehind, "_put", counting):
         processed(lambda: chain)
         assert compiled_run(chain).stop == 3
     assert len(waiting) > 20 and max(waiting) <= overlap.MOST_UNREAD
-    assert not {thread.name for thread in threading.enumerate()} & {"reading", "reading back", "writing"}
+    assert not any(thread.name.startswith(("reading", "writing")) for thread in threading.enumerate())
 
 
 class Doubled(ChainTransformer):

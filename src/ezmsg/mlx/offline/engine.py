@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 import typing
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import ezmsg.core as ez
@@ -43,54 +43,7 @@ MOST_UNREAD = 3
 MOST_UNREAD_BYTES = 64 * 2**20
 """Bytes of their results; one message may be larger."""
 
-ItemT = typing.TypeVar("ItemT")
-
 BehindT = typing.TypeVar("BehindT", bound="_Behind")
-
-
-class _Waiting(typing.Generic[ItemT]):
-    """Items between two threads.
-
-    Args:
-        has_room: Whether another item may be put to the number and the bytes of those that wait.
-    """
-
-    def __init__(self, has_room: Callable[[int, int], bool]) -> None:
-        self._has_room = has_room
-        self._items: deque[tuple[ItemT, int]] = deque()
-        self._n_bytes = 0
-        self._changed = threading.Condition()
-        self._is_closed = False
-
-    def put(self, item: ItemT, n_bytes: int = 0) -> bool:
-        """Wait for room, and put an item; whether it was: not once this is closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or self._has_room(len(self._items), self._n_bytes))
-            if self._is_closed:
-                return False
-            self._items.append((item, n_bytes))
-            self._n_bytes += n_bytes
-            self._changed.notify_all()
-            return True
-
-    def first(self) -> ItemT | None:
-        """Wait for an item, the first one; None once this is closed and nothing waits any more."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or bool(self._items))
-            return self._items[0][0] if self._items else None
-
-    def drop_first(self) -> None:
-        """Make room for another."""
-        with self._changed:
-            _, n_bytes = self._items.popleft()
-            self._n_bytes -= n_bytes
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """Let nothing be put any more."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
 
 
 @contextlib.contextmanager
@@ -99,40 +52,30 @@ def read_ahead(messages: Iterator[AxisArray], most: int = MOST_AHEAD) -> Iterato
 
     What taking them raises is raised where they are asked for. The thread ends with the ``with`` block.
     """
-    waiting: _Waiting[AxisArray] = _Waiting(lambda n, n_bytes: n < most)
-    errors: list[BaseException] = []
 
-    def read() -> None:
-        try:
-            for message in messages:
-                if is_mlx_array(message.data):
-                    # Lazy data can be evaluated in the thread that made it only.
-                    import mlx.core as mx
+    def read() -> AxisArray | None:
+        message = next(messages, None)
+        if message is not None and is_mlx_array(message.data):
+            # Lazy data can be evaluated in the thread that made it only.
+            import mlx.core as mx
 
-                    mx.eval(message.data)
-                if not waiting.put(message):
-                    break
-        except BaseException as error:  # to be raised in the other thread
-            errors.append(error)
-        finally:
-            if isinstance(messages, typing.Generator):
-                messages.close()
-            waiting.close()
+            mx.eval(message.data)
+        return message
 
     def taken() -> Iterator[AxisArray]:
-        while (message := waiting.first()) is not None:
-            waiting.drop_first()
+        while (message := waiting.popleft().result()) is not None:
+            waiting.append(thread.submit(read))
             yield message
-        if errors:
-            raise errors[0]
 
-    thread = threading.Thread(target=read, name="reading", daemon=True)
-    thread.start()
-    try:
-        yield taken()
-    finally:
-        waiting.close()
-        thread.join()
+    with ThreadPoolExecutor(1, "reading") as thread:
+        waiting = deque(thread.submit(read) for _ in range(most))
+        try:
+            yield taken()
+        finally:
+            for future in waiting:
+                future.cancel()
+            if isinstance(messages, typing.Generator):
+                thread.submit(messages.close)
 
 
 class _Behind:
@@ -143,51 +86,41 @@ class _Behind:
 
     Args:
         name: Of the thread.
-        has_room: See :class:`_Waiting`.
+        has_room: Whether another thing may be put to the number and the bytes of those that wait.
     """
 
     def __init__(self, name: str, has_room: Callable[[int, int], bool]) -> None:
-        self._waiting: _Waiting[Callable[[], None]] = _Waiting(has_room)
+        self._has_room = has_room
+        self._thread = ThreadPoolExecutor(1, name)
+        self._waiting: deque[tuple[Future[None], int]] = deque()
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     def __enter__(self: BehindT) -> BehindT:
-        self._thread.start()
         return self
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        self._waiting.close()
-        self._thread.join()
+        self._thread.shutdown()
         if error is None:
             self._check()
 
     def _put(self, action: Callable[[], None], n_bytes: int = 0) -> None:
         self._check()
-        self._waiting.put(action, n_bytes)
+        waiting = self._waiting
+        while waiting and (waiting[0][0].done() or not self._has_room(len(waiting), sum(n for _, n in waiting))):
+            waiting[0][0].exception()  # waits for it
+            waiting.popleft()
+        waiting.append((self._thread.submit(self._do, action), n_bytes))
 
     def _check(self) -> None:
         if self._error is not None:
             raise self._error
 
-    def _work(self) -> None:
-        while (action := self._waiting.first()) is not None:
-            if self._error is None:
-                try:
-                    action()
-                except BaseException as error:  # to be raised in the other thread
-                    self._error = error
-            self._waiting.drop_first()
-            del action
-
-
-class TakesResults(typing.Protocol):
-    """The part of a :class:`~.contracts.ResultSink` that is used while a piece is computed."""
-
-    def append(self, message: AxisArray) -> None:
-        """Take the next results."""
-
-    def checkpoint(self, state: bytes) -> None:
-        """Keep a state together with all results so far."""
+    def _do(self, action: Callable[[], None]) -> None:
+        if self._error is None:
+            try:
+                action()
+            except BaseException as error:  # to be raised in the other thread
+                self._error = error
 
 
 class WriteBehind(_Behind):
@@ -198,9 +131,8 @@ class WriteBehind(_Behind):
         most: Bytes of results that wait.
     """
 
-    def __init__(self, sink: TakesResults, most: int = MOST_BEHIND) -> None:
-        # One item may be larger than what is allowed.
-        super().__init__("writing", lambda n, n_bytes: not n or n_bytes < most)
+    def __init__(self, sink: ResultSink | PieceResults, most: int = MOST_BEHIND) -> None:
+        super().__init__("writing", lambda n, n_bytes: n_bytes < most)
         self._sink = sink
 
     def append(self, message: AxisArray) -> None:
@@ -230,14 +162,12 @@ class ReadBehind(_Behind):
     """
 
     def __init__(self, behind: WriteBehind, conversion: AsArrayTransformer) -> None:
-        super().__init__("reading back", lambda n, n_bytes: not n or (n < MOST_UNREAD and n_bytes < MOST_UNREAD_BYTES))
-        self._behind = behind
-        settings = conversion.settings
-        self._dtype, self._rounds = settings.dtype, settings.rounding == "nearest"
-        self._conversion = conversion
+        super().__init__("reading back", lambda n, n_bytes: n < MOST_UNREAD and n_bytes < MOST_UNREAD_BYTES)
+        self._behind, self._conversion = behind, conversion
+        self._dtype, self._rounds = conversion.settings.dtype, conversion.settings.rounding == "nearest"
 
     @staticmethod
-    def takes_over(step: object) -> bool:
+    def takes_over(step: object) -> typing.TypeGuard[AsArrayTransformer]:
         """Whether *step* is a conversion to NumPy that can be done here: the log says nothing of what is cut off."""
         if type(step) is not AsArrayTransformer or step.settings.backend != "numpy":
             return False
@@ -249,7 +179,8 @@ class ReadBehind(_Behind):
         self._check()
         if not is_mlx_array(message.data):
             converted = self._conversion(message)
-            self._take(replace(converted, data=np.array(converted.data)))
+            copied = replace(converted, data=np.array(converted.data))
+            self._put(lambda: self._behind.take(copied), copied.data.nbytes)
             return
         from ..stream.convert import begin_reading
 
@@ -258,9 +189,6 @@ class ReadBehind(_Behind):
         # Without the data, whose memory the device can use again.
         empty = replace(message, data=np.empty((0,) * message.data.ndim))
         self._put(lambda: self._behind.take(replace(empty, data=unread.read())), unread.nbytes)
-
-    def _take(self, message: AxisArray) -> None:
-        self._put(lambda: self._behind.take(message), message.data.nbytes)
 
     def checkpoint(self, state: bytes) -> None:
         """Have a state kept, once all results so far are."""
@@ -271,8 +199,7 @@ class _ResumableStep:
     """A step that may go on from a saved state, and that names whoever gives it something else than a message."""
 
     def __init__(self, step: Stage, giver: str) -> None:
-        self.step = step
-        self.giver = giver
+        self.step, self.giver = step, giver
         self.made = checkpoint.as_made(step)
         self.saved: bytes | None = None
         """State to go on from, until the first message with samples has come."""
@@ -340,8 +267,6 @@ class ResumableChain:
         Raises:
             CannotSave: A step has a state that cannot be saved.
         """
-        for step in self.steps:
-            checkpoint.check_savable(step.step)
         return pack((done, [step.save() for step in self.steps]))
 
     def restore(self, saved: bytes) -> int:
@@ -426,7 +351,7 @@ class PieceTask:
         self,
         chain: ResumableChain,
         messages: Iterator[AxisArray],
-        sink: TakesResults,
+        sink: ResultSink | PieceResults,
         conversion: AsArrayTransformer | None,
         first: int,
     ) -> Generator[int, None, None]:
@@ -461,21 +386,12 @@ def _left_conversion(steps: list[Stage]) -> AsArrayTransformer | None:
 
     It is the last step, or the last stage of the last step, which leaves it to the caller from now on.
     """
-    last = steps[-1]
-    found = list(last.stages.values())[-1] if isinstance(last, BaseChainTransformer) else last
-    if not (ReadBehind.takes_over(found) and _has_gpu()):
-        return None
-    if isinstance(last, BaseChainTransformer) and not last.leave_last():
-        return None
-    assert isinstance(found, AsArrayTransformer)
-    return found
-
-
-def _has_gpu() -> bool:
-    try:
-        return uses_gpu()
-    except ImportError:  # a chain without MLX, where it is not installed
-        return False
+    chain = last if isinstance(last := steps[-1], BaseChainTransformer) else None
+    found = last if chain is None else list(chain.stages.values())[-1]
+    with contextlib.suppress(ImportError):  # a chain without MLX, where it is not installed
+        if ReadBehind.takes_over(found) and uses_gpu() and (chain is None or chain.leave_last()):
+            return found
+    return None
 
 
 def _resumed(chain: ResumableChain, sink: ResultSink, saved: bytes | None, recording: str) -> int:
