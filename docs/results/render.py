@@ -30,12 +30,14 @@ On a page, the directive ``results`` shows one file::
     ```
 
 In README.md, which is not built by Sphinx, ``python docs/results/render.py README.md`` replaces what stands between
-``<!-- results: NAME -->`` and ``<!-- end -->``. ``NAME 0 1 9`` takes only those rows, counted from 0. In a sentence,
+``<!-- results: NAME -->`` and ``<!-- end -->``. ``NAME 0 1 9`` takes only those rows, counted from 0, and the
+columns in which they differ. In a sentence,
 ``<!-- value: NAME 0 KEY -->`` and ``<!-- end -->`` enclose one value of a row.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -130,7 +132,10 @@ def _two_digits(value: Number) -> str:
 
 
 def table(found: dict, rows: Sequence[int] | None = None) -> str:
-    """The table of *found* in Markdown, or those *rows* of it, without what stands below it."""
+    """The table of *found* in Markdown, or those *rows* of it, without what stands below it.
+
+    Of some rows, columns are left out in which all of them are the same.
+    """
     columns = found["columns"]
     lines = [[column["head"] for column in columns], ["---"] * len(columns)]
     for row in found["rows"] if rows is None else [found["rows"][number] for number in rows]:
@@ -139,6 +144,9 @@ def table(found: dict, rows: Sequence[int] | None = None) -> str:
             for column in columns
         )
         lines.append([_text(value, column.get("digits")) for value, column in zip(values, columns, strict=True)])
+    if rows is not None and len(rows) > 1:
+        differing = [len({line[number] for line in lines[2:]}) > 1 for number in range(len(columns))]
+        lines = [list(itertools.compress(line, differing)) for line in lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
