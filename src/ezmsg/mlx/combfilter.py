@@ -35,8 +35,7 @@ class CombFilterTransformer(FilterByDesign[CombFilterSettings], sigproc.CombFilt
 
     Raises:
         ValueError: Harmonics are to be kept, and there is none below half the sampling rate; a band is as wide as that,
-            or so narrow that float64 does not tell its edges apart.
-        As :obj:`ezmsg.mlx.filter.FilterByDesign`.
+            or so narrow that float64 does not tell its edges apart; the stream dimension has no regular axis.
     """
 
     def get_design_function(self) -> Callable[..., BACoeffs | SOSCoeffs | None]:
