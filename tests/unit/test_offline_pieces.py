@@ -47,13 +47,11 @@ from ezmsg.mlx.offline.pieces import (
     Seams,
     chain_settling_time,
     differences,
-    grids_of,
     plan_pieces,
-    results_after,
 )
 from ezmsg.mlx.offline.zarrlayout import RowWriter, rows_of_chunk
 from ezmsg.mlx.scaler import AdaptiveStandardScalerTransformer
-from ezmsg.mlx.stream.fusible import averaging_time, filter_time
+from ezmsg.mlx.stream.fusible import averaging_time, filter_time, grid_in_a_row
 
 zarr = pytest.importorskip("zarr")
 pytest.importorskip("mlx.core")
@@ -181,7 +179,7 @@ def test_a_branch_says_where_its_results_lie_before_a_chain_has_run():
     """What is known of ezmsg-sigproc's transformers is registered by whoever asks first."""
     power = RMSBandPowerTransformer(bandpass=BAND, bin_duration=0.01)
     for stages in (power, BinnedAggregateTransformer(bin_duration=0.01), Rate(bin_duration=0.01)):
-        (grid,) = grids_of([Parallel({"branch": stages})], 1e-3)
+        grid = grid_in_a_row([Parallel({"branch": stages})], 1e-3)
         assert (grid.gain, grid.results_after(1000), grid.start_of(3)) == (0.01, 100, 30)
         assert chain_settling_time([Parallel({"branch": stages})], 1e-6, 1e-3) < 1.0
 
@@ -247,12 +245,12 @@ def test_pieces_have_equal_numbers_of_results_and_read_no_further_than_they_need
     *lengths, last = np.diff(plan.borders)
     assert len(set(lengths)) == 1 and 0 < last <= lengths[0] and len(lengths) > 7
     assert all(lengths[0] % 2**k == 0 for k in range(int(math.log2(lengths[0] / 16))))
-    grids = list(grids_of(steps, 1.0 / rate))
+    results_after = grid_in_a_row(steps, 1.0 / rate).results_after
     for one, other in itertools.pairwise(plan.pieces):
-        assert one.end == other.begin and results_after(grids, one.end) == one.results_end
-        assert results_after(grids, one.end - 1) < one.results_end
+        assert one.end == other.begin and results_after(one.end) == one.results_end
+        assert results_after(one.end - 1) < one.results_end
         # Compared are results that have settled, and at least one.
-        assert results_after(grids, other.start + other.margin - 1) <= other.first_settled < other.results_begin
+        assert results_after(other.start + other.margin - 1) <= other.first_settled < other.results_begin
 
 
 def test_progress_is_that_of_the_recording(path, executor):

@@ -25,11 +25,12 @@ from ..chain import BaseChainTransformer
 from ..rechunk import RechunkSettings, RechunkTransformer
 from ..stream.convert import is_integer, is_mlx_array, mlx_to_numpy
 from ..stream.device import uses_gpu
+from ..stream.fusible import grid_in_a_row
 from ..stream.unit import Output, Stage, Stages, flush_steps, run_steps, steps_of
 from . import checkpoint
 from .checkpoint import pack, unpack
 from .contracts import RecordingSource, ResultSink
-from .pieces import Piece, PieceResults, begin_at, check_type, span, unspoken
+from .pieces import Piece, PieceResults, check_type, span, unspoken
 
 MOST_AHEAD = 2
 """Chunks of a recording that are read ahead."""
@@ -334,7 +335,7 @@ class PieceTask:
                 first, results = _resumed(chain, self.sink, opened.checkpoint, source.identity), None
             else:
                 piece = piece.settled_after_gaps(source, steps)
-                begin_at(steps, 1.0 / source.sampling_rate, piece.first_result)
+                grid_in_a_row(steps, 1.0 / source.sampling_rate).begin(piece.first_result)
                 first, results = piece.start, PieceResults(self.sink, piece)
             messages = span(source, first, piece.end)
             messages = messages if results is None else results.watch(messages)

@@ -20,7 +20,7 @@ from ezmsg.baseproc import BaseProcessor, CompositeProcessor, resolve_stream_dim
 from ezmsg.baseproc.stateful import Stateful
 from ezmsg.util.messages.axisarray import AxisArray
 
-from ..stream.fusible import ResultGrid, result_grid, says_settling, settling_time
+from ..stream.fusible import ResultGrid, grid_in_a_row, result_grid, says_settling, settling_time
 from ..stream.segments import Layout, Segment, cut
 from ..stream.unit import Stage, a_type, known
 from . import checkpoint
@@ -82,11 +82,11 @@ class Piece:
         """Whether this is the whole recording."""
         return self.results_end is None
 
-    def begun_at(self, sample: int, grids: Sequence[ResultGrid]) -> Piece:
+    def begun_at(self, sample: int, grid: ResultGrid) -> Piece:
         """The same piece, read from *sample* on, or from a little earlier."""
-        start, first_result = _start_of(grids, sample)
+        start, first_result = _start_of(grid, sample)
         # At the start of the recording it is as settled as one run is.
-        settled = results_after(grids, self.begin - self.margin // SHARE_OF_MARGIN - 1) if start else 0
+        settled = grid.results_after(self.begin - self.margin // SHARE_OF_MARGIN - 1) if start else 0
         return replace(self, start=start, first_result=first_result, first_settled=max(settled, first_result))
 
     def settled_after_gaps(self, source: RecordingSource, steps: Sequence[Stage]) -> Piece:
@@ -94,11 +94,9 @@ class Piece:
 
         Those are samples that are not finite or too large. A channel needs as many others as the margin is long.
         """
-        piece, gain = self, 1.0 / source.sampling_rate
-        grids: list[ResultGrid] = []
+        piece, grid = self, grid_in_a_row(steps, 1.0 / source.sampling_rate)
         while piece.start > 0 and (n_lacking := _n_lacking(source, piece)):
-            grids = grids or list(grids_of(steps, gain))
-            piece = self.begun_at(piece.start - max(n_lacking, piece.begin - piece.start), grids)
+            piece = self.begun_at(piece.start - max(n_lacking, piece.begin - piece.start), grid)
         return piece
 
 
@@ -140,11 +138,8 @@ class Plan:
         return (self.pieces[0].results_begin, *ends)
 
     def __str__(self) -> str:
-        first = self.pieces[0]
-        return (
-            f"{len(self.pieces)} pieces of {first.results_end} results, {first.end} samples, "
-            f"begun {self.margin:g} s earlier"
-        )
+        n_results, n_samples = self.pieces[0].results_end, self.pieces[0].end
+        return f"{len(self.pieces)} pieces of {n_results} results, {n_samples} samples, begun {self.margin:g} s earlier"
 
 
 def plan_pieces(
@@ -175,35 +170,27 @@ def plan_pieces(
     if margin is None:
         margin = chain_settling_time(steps, tolerance, gain)
     n_margin = math.ceil(margin / gain)
-    grids = list(grids_of(steps, gain))
-    n_results = results_after(grids, n_samples)
-    if math.isinf(seconds):
-        length = max(n_results, 1)
-    else:
-        wanted = round(_piece_length(n_samples * gain, margin, seconds) / gain)
-        length = _results_of_piece(results_after(grids, max(wanted, LEAST_MARGINS * n_margin)))
+    grid = grid_in_a_row(steps, gain)
+    n_results = grid.results_after(n_samples)
+    length = max(n_results, 1)
+    if math.isfinite(seconds):
+        # Not by the number of workers, on which no bit of the results may depend.
+        wanted = min(max(n_samples * gain / PIECES, LONG_ENOUGH, MARGINS_LONG_ENOUGH * margin), seconds)
+        n = grid.results_after(max(round(wanted / gain), LEAST_MARGINS * n_margin))
+        # So that chunks of many lengths divide it.
+        step = 1 << max(n // STEPS_OF_LENGTH, 1).bit_length() - 1
+        length = -(-max(n, 1) // step) * step
     borders = [(0, 0)]
     for number in range(length, n_results, length):
-        sample = bisect.bisect_left(range(n_samples), number, key=lambda n: results_after(grids, n))
+        sample = bisect.bisect_left(range(n_samples), number, key=grid.results_after)
         # A step that gives several results at once may have none that ends there.
-        if results_after(grids, sample) == number:
+        if grid.results_after(sample) == number:
             borders.append((sample, number))
     pieces = []
     for number, ((begin, first), (end, last)) in enumerate(itertools.pairwise([*borders, (n_samples, n_results)])):
         piece = Piece(number, begin, end, n_margin, results_begin=first, results_end=last)
-        pieces.append(piece.begun_at(begin - n_margin - n_margin // SHARE_OF_MARGIN, grids))
+        pieces.append(piece.begun_at(begin - n_margin - n_margin // SHARE_OF_MARGIN, grid))
     return Plan(margin, tuple(pieces))
-
-
-def _results_of_piece(n: int) -> int:
-    """A length near *n* that chunks of many lengths divide."""
-    step = 1 << max(n // STEPS_OF_LENGTH, 1).bit_length() - 1
-    return -(-max(n, 1) // step) * step
-
-
-def _piece_length(recording: float, margin: float, most: float) -> float:
-    """Seconds of a piece, *most* at most. Not by the number of workers, on which no bit of the results may depend."""
-    return min(max(recording / PIECES, LONG_ENOUGH, MARGINS_LONG_ENOUGH * margin), most)
 
 
 def chain_settling_time(steps: Sequence[Stage], tolerance: float, gain: float) -> float:
@@ -220,11 +207,11 @@ def chain_settling_time(steps: Sequence[Stage], tolerance: float, gain: float) -
         if time is None and isinstance(step, BaseProcessor) and not isinstance(step, Stateful):
             time = 0.0
         if time is None or not math.isfinite(time):
-            reason = (
-                "does not say how long it remembers (a method settling_time, or settling_of for its class, does)"
-                if time is None
-                else "does not forget how it began, with these settings"
-            )
+            reason = "does not forget how it began, with these settings"
+            if time is None:
+                reason = (
+                    "does not say how long it remembers (a method settling_time, or settling_of for its class, does)"
+                )
             raise ValueError(
                 f"{checkpoint.description(step)} {reason}, so the recording cannot be cut into pieces; "
                 "use margin='exact', or give a margin in seconds."
@@ -249,41 +236,12 @@ def _flat(steps: Sequence[Stage]) -> Iterator[Stage]:
             yield step
 
 
-def grids_of(steps: Sequence[Stage], gain: float) -> Iterator[ResultGrid]:
-    """Where the results of each step lie on its input; *gain* is that of the first."""
-    for step in _flat(steps):
-        grid = result_grid(step, gain)
-        yield grid
-        gain = grid.gain
-
-
-def results_after(grids: Sequence[ResultGrid], n_samples: int) -> int:
-    """How many results a chain has given after that many samples."""
-    for grid in grids:
-        n_samples = grid.results_after(n_samples)
-    return n_samples
-
-
-def _start_of(grids: Sequence[ResultGrid], sample: int) -> tuple[int, int]:
+def _start_of(grid: ResultGrid, sample: int) -> tuple[int, int]:
     """Where a fresh chain may begin, at *sample* or before; and the number of the result that it then gives first."""
-    if sample <= 0:
-        return 0, 0
-    number = results_after(grids, sample)
-    while number > 0:
-        start = number
-        for grid in reversed(grids):
-            start = grid.start_of(start)
-        if start <= sample:
-            return start, number
+    number = grid.results_after(sample) if sample > 0 else 0
+    while number > 0 and grid.start_of(number) > sample:
         number -= 1
-    return 0, 0
-
-
-def begin_at(steps: Sequence[Stage], gain: float, number: int) -> None:
-    """Have a fresh chain begin with the result of that number."""
-    for grid in reversed(list(grids_of(steps, gain))):
-        grid.begin(number)
-        number = grid.start_of(number)
+    return (grid.start_of(number), number) if number > 0 else (0, 0)
 
 
 MOST_ROWS = 256
@@ -366,7 +324,7 @@ class PieceResults:
         """Number of the next result."""
         self._before: list[npt.NDArray] = []
         self._last: list[npt.NDArray] = []
-        self._largest: npt.NDArray | None = None
+        self._largest = np.zeros((0,))
         self._constant: npt.NDArray | None = None
         """The first samples, as long as all others were the same."""
         self._has_samples = False
@@ -394,30 +352,25 @@ class PieceResults:
                 return
             (message,) = rest
         self._next += length(message)
-        self._take(_rows(message))
+        if len(rows := _rows(message)):
+            self._last.append(np.array(rows[-MOST_ROWS:]))
+            while sum(map(len, self._last[1:])) >= MOST_ROWS:
+                del self._last[0]
+            largest = _largest_of(rows)
+            self._largest = np.maximum(self._largest, largest) if self._largest.size else largest
         self._sink.append(message)
 
     def checkpoint(self, state: bytes) -> None:
         """A part of a recording has no checkpoints."""
         raise NotImplementedError
 
-    def _take(self, rows: npt.NDArray) -> None:
-        if not len(rows):
-            return
-        self._last.append(np.array(rows[-MOST_ROWS:]))
-        while sum(map(len, self._last[1:])) >= MOST_ROWS:
-            del self._last[0]
-        largest = _largest_of(rows)
-        self._largest = largest if self._largest is None else np.maximum(self._largest, largest)
-
     @property
     def seams(self) -> bytes:
         """Packed :class:`Seams` of what has come so far."""
         last = np.concatenate(self._last)[-MOST_ROWS:] if self._last else np.zeros((0,))
         before = np.concatenate(self._before) if self._before else np.zeros((0,))
-        largest = np.zeros((0,)) if self._largest is None else self._largest
         constant = 0.0 if self._constant is None else float(np.abs(self._constant).max())
-        return Seams(before, last, largest, constant).packed()
+        return Seams(before, last, self._largest, constant).packed()
 
     def finish(self, recording: str) -> None:
         """Have the sink keep the seams with the results.

@@ -35,21 +35,10 @@ Report = Callable[[int, int], None]
 
 
 @contextlib.contextmanager
-def reporting(
-    progress: Report | typing.Literal[False] | None, recording: str, sampling_rate: float
-) -> Iterator[Report | None]:
-    """The function to call after each chunk; a bar while the ``with`` block lasts, if *progress* is None.
-
-    Args:
-        progress: See :func:`ezmsg.mlx.process_recording`.
-        recording: Its identity, which begins with its name.
-        sampling_rate: Samples a second.
-    """
-    if progress is not None:
+def reporting(progress: Report | typing.Literal[False] | None, source: RecordingSource) -> Iterator[Report | None]:
+    """The function to call after each chunk; a bar while the ``with`` block lasts, if *progress* is None."""
+    if progress is not None or not sys.stderr.isatty():
         yield None if progress is False else progress
-        return
-    if not sys.stderr.isatty():
-        yield None
         return
     try:
         from rich.console import Console
@@ -59,24 +48,30 @@ def reporting(
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, TextColumn("{task.fields[speed]}"), console=Console(stderr=True)) as bar:
-        task = bar.add_task(recording.partition(" ")[0], total=None, speed="")
+        task = bar.add_task(source.identity.partition(" ")[0], total=None, speed="")
         begin, first = time.monotonic(), None
 
         def report(done: int, total: int) -> None:
             nonlocal first
             if first is None:
                 first = done
-            speed = (done - first) / float(sampling_rate) / max(time.monotonic() - begin, 1e-9)
+            speed = (done - first) / float(source.sampling_rate) / max(time.monotonic() - begin, 1e-9)
             bar.update(task, completed=done, total=total, speed=f"{speed:.0f}x real time" if speed else "")
 
         yield report
 
+
+DEFAULT_RECHUNK = RechunkSettings(sizes=(3000,))
+"""How a recording is cut unless something else is asked for: 0.1 s at 30 kHz."""
 
 Recordings = Iterable[tuple[RecordingSource, ResultSink]]
 """Sources and the sinks of their results."""
 
 Told = Callable[[int, int, int], None]
 """Takes the number of a recording, its samples that are done, and all its samples."""
+
+Margin: typing.TypeAlias = float | typing.Literal["exact"] | None
+"""Seconds; ``"exact"`` for recordings that are not cut; None for what the chain says."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +81,21 @@ class Options:
     chain_factory: Callable[[], Stages]
     rechunk: RechunkSettings | None
     checkpoint_seconds: float
-    margin: float | typing.Literal["exact"] | None
+    workers: int | Executor | None
+    margin: Margin
     tolerance: float
+
+    def __post_init__(self) -> None:
+        if not callable(self.chain_factory):
+            raise TypeError(f"'chain_factory' must be a callable that builds a chain, got {self.chain_factory!r}")
+        if not isinstance(self.rechunk, (RechunkSettings, type(None))):
+            raise TypeError(f"'rechunk' must be RechunkSettings or None, got {self.rechunk!r}")
+        check_number("checkpoint_seconds", self.checkpoint_seconds, infinite=True)
+        if self.workers is not None and not isinstance(self.workers, Executor):
+            check_count("workers", self.workers, 1)
+        if not (self.margin is None or self.margin == "exact"):
+            check_number("margin", self.margin, zero=True)
+        check_number("tolerance", self.tolerance)
 
 
 @dataclass(frozen=True)
@@ -110,20 +118,12 @@ class ProcessedRecording:
 
 
 class _Recording:
-    """A recording as a list of pieces.
+    """A recording as a list of pieces, which is one unless there are workers."""
 
-    Args:
-        source: The recording.
-        sink: Where its results go.
-        options: How it is processed.
-        is_cut: Whether it is cut at all.
-    """
-
-    def __init__(self, source: RecordingSource, sink: ResultSink, options: Options, is_cut: bool) -> None:
+    def __init__(self, source: RecordingSource, sink: ResultSink, options: Options) -> None:
         if source.n_samples < 1:
             raise ValueError(f"{source.identity} has no samples.")
-        self.source, self.sink = source, sink
-        self._options = options
+        self.source, self.sink, self._options = source, sink, options
         self._plan: Plan | None = None
         self.tasks: list[PieceTask] = []
         """One for each piece; none if the results are there."""
@@ -131,10 +131,10 @@ class _Recording:
         """Outcomes of the pieces, by their numbers."""
         self.so_far: dict[int, int] = {}
         """Samples of each piece that are done."""
-        if is_cut:
-            self._plan_pieces()
-        else:
+        if options.workers is None or options.margin == "exact":
             self.tasks = [self._task(sink, Piece(0, 0, source.n_samples))]
+        else:
+            self._plan_pieces()
 
     def _task(self, sink: ResultSink, piece: Piece) -> PieceTask:
         options = self._options
@@ -167,11 +167,6 @@ class _Recording:
         piece_of = typing.cast(PiecewiseSink, sink).piece
         self.tasks = [self._task(piece_of(piece.number, plan.borders), piece) for piece in plan.pieces]
 
-    @property
-    def n_done(self) -> int:
-        """Samples that are done."""
-        return sum(self.so_far.values())
-
     def finish(self) -> ProcessedRecording:
         """Have the results of all pieces shown under their final name, once all are done.
 
@@ -203,11 +198,12 @@ class _Recording:
         return ProcessedRecording(n_samples, n_there, len(pieces), largest)
 
 
-def _process_on(
-    workers: int | Executor, recordings: Recordings, options: Options, told: Told | None
+def _process_on_workers(
+    recordings: Recordings, options: Options, told: Told | None
 ) -> Iterator[tuple[int, ProcessedRecording | Exception]]:
     """Process recordings on workers; the pieces of all of them are one queue."""
-    tasks, rest = Tasks(workers), enumerate(recordings)
+    assert options.workers is not None
+    tasks, rest = Tasks(options.workers), enumerate(recordings)
     begun: dict[int, _Recording] = {}
     waiting: deque[tuple[int, PieceTask]] = deque()
     in_work: dict[int, tuple[int, PieceTask]] = {}
@@ -232,7 +228,7 @@ def _process_on(
                 elif (following := next(rest, None)) is not None:
                     number, (source, sink) = following
                     try:
-                        recording = _Recording(source, sink, options, options.margin != "exact")
+                        recording = _Recording(source, sink, options)
                     except Exception as error:
                         sink.close()
                         yield number, error
@@ -257,7 +253,7 @@ def _process_on(
                 continue
             found.so_far[task.piece.number] = task.n_samples if event.is_finished else event.done
             if told is not None:
-                told(number, found.n_done, found.source.n_samples)
+                told(number, sum(found.so_far.values()), found.source.n_samples)
             if event.is_finished:
                 found.done[task.piece.number] = typing.cast(PieceDone, event.outcome)
                 if len(found.done) == len(found.tasks):
@@ -281,18 +277,11 @@ def _process_here(
     source: RecordingSource, sink: ResultSink, options: Options, report: Report | None
 ) -> ProcessedRecording:
     """Process a recording in this process, in one piece."""
-    recording = _Recording(source, sink, options, is_cut=False)
+    recording = _Recording(source, sink, options)
     told = None if report is None else lambda done: report(done, source.n_samples)
     for task in recording.tasks:
         recording.done[task.piece.number] = run_through(task.steps(), told)
     return recording.finish()
-
-
-DEFAULT_RECHUNK = RechunkSettings(sizes=(3000,))
-"""How a recording is cut unless something else is asked for: 0.1 s at 30 kHz."""
-
-Margin: typing.TypeAlias = float | typing.Literal["exact"] | None
-"""Seconds; ``"exact"`` for recordings that are not cut; None for what the chain says."""
 
 
 def process_recording(
@@ -345,20 +334,18 @@ def process_recording(
         FileExistsError: The sink holds complete results of another recording or other settings.
     """
     source = as_source(source)
-    for argument, value, method, allowed in (
-        ("source", source, "read", "a source of recordings, for example an NWBSource"),
-        ("sink", sink, "append", "a sink of results, for example a ZarrSink"),
-    ):
-        if not callable(getattr(value, method, None)):
-            raise TypeError(f"{argument!r} must be {allowed}, got {value!r}")
+    if not callable(getattr(source, "read", None)):
+        raise TypeError(f"'source' must be a source of recordings, for example an NWBSource, got {source!r}")
+    if not callable(getattr(sink, "append", None)):
+        raise TypeError(f"'sink' must be a sink of results, for example a ZarrSink, got {sink!r}")
     if not (progress is None or progress is False or callable(progress)):
         raise TypeError(f"'progress' must be a callable, False or None, got {progress!r}")
-    options = _options(chain_factory, rechunk, checkpoint_seconds, workers, margin, tolerance)
-    with reporting(progress, source.identity, source.sampling_rate) as report:
+    options = Options(chain_factory, rechunk, checkpoint_seconds, workers, margin, tolerance)
+    with reporting(progress, source) as report:
         if workers is None:
             return _process_here(source, sink, options, report)
         told = None if report is None else lambda number, done, total: report(done, total)
-        ((_, outcome),) = _process_on(workers, [(source, sink)], options, told)
+        ((_, outcome),) = _process_on_workers([(source, sink)], options, told)
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
@@ -400,47 +387,17 @@ def process_recordings(
     """
     if not (progress is None or callable(progress)):
         raise TypeError(f"'progress' must be a callable or None, got {progress!r}")
-    options = _options(chain_factory, rechunk, checkpoint_seconds, workers, margin, tolerance)
-    return _outcomes(map(_with_source, recordings), options, workers, progress)
+    options = Options(chain_factory, rechunk, checkpoint_seconds, workers, margin, tolerance)
+    pairs = ((as_source(source), sink) for source, sink in recordings)
+    return (_process_one_by_one if workers is None else _process_on_workers)(pairs, options, progress)
 
 
-def _with_source(pair: tuple[RecordingSource, ResultSink]) -> tuple[RecordingSource, ResultSink]:
-    return as_source(pair[0]), pair[1]
-
-
-def _outcomes(
-    recordings: Recordings, options: Options, workers: int | Executor | None, told: Told | None
+def _process_one_by_one(
+    recordings: Recordings, options: Options, told: Told | None
 ) -> Iterator[tuple[int, ProcessedRecording | Exception]]:
-    if workers is not None:
-        yield from _process_on(workers, recordings, options, told)
-        return
     for number, (source, sink) in enumerate(recordings):
         try:
-            yield (
-                number,
-                _process_here(source, sink, options, None if told is None else functools.partial(told, number)),
-            )
+            report = None if told is None else functools.partial(told, number)
+            yield number, _process_here(source, sink, options, report)
         except Exception as error:
             yield number, error
-
-
-def _options(
-    chain_factory: Callable[[], Stages],
-    rechunk: RechunkSettings | None,
-    checkpoint_seconds: float,
-    workers: int | Executor | None,
-    margin: Margin,
-    tolerance: float,
-) -> Options:
-    """The options, checked."""
-    if not callable(chain_factory):
-        raise TypeError(f"'chain_factory' must be a callable that builds a chain, got {chain_factory!r}")
-    if not isinstance(rechunk, (RechunkSettings, type(None))):
-        raise TypeError(f"'rechunk' must be RechunkSettings or None, got {rechunk!r}")
-    check_number("checkpoint_seconds", checkpoint_seconds, infinite=True)
-    if workers is not None and not isinstance(workers, Executor):
-        check_count("workers", workers, 1)
-    if not (margin is None or margin == "exact"):
-        check_number("margin", margin, zero=True)
-    check_number("tolerance", tolerance)
-    return Options(chain_factory, rechunk, float(checkpoint_seconds), margin, float(tolerance))
