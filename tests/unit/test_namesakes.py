@@ -339,3 +339,17 @@ def test_they_are_fused_in_a_chain(case, device):
             )
             if number == 5:
                 assert chain._runner._usual is not None
+
+
+@pytest.mark.parametrize("in_chain", [False, True])
+def test_power_in_bins_declares_its_stream_dimension_as_sigproc_does(in_chain):
+    name, settings, _ = CASES["RMS"]
+    theirs, ours = make("sigproc", name, settings), make("mlx", name, settings)
+    if in_chain:
+        to_mlx, to_numpy = (ezmsg.mlx.AsArrayTransformer(backend=backend) for backend in ("mlx", "numpy"))
+        ours = ezmsg.mlx.ChainTransformer([to_mlx, ours, to_numpy].copy)
+    for message in stream(["time", "ch"], (60,) * 6):
+        undeclared = replace(message, stream_dim=None)
+        expected = theirs(undeclared)
+        found = ours(undeclared)
+        assert (found.dims, found.stream_dim, found.data.shape) == (["time", "ch"], "time", expected.data.shape)

@@ -9,7 +9,7 @@ import ezmsg.sigproc.resample as sigproc
 import numpy as np
 import numpy.typing as npt
 from ezmsg.baseproc import BaseStatefulProcessor, processor_state
-from ezmsg.util.messages.axisarray import AxisArray, AxisBase, LinearAxis
+from ezmsg.util.messages.axisarray import AxisArray, AxisBase, CoordinateAxis, LinearAxis
 from ezmsg.util.messages.util import replace
 
 from .stream.convert import as_float32, is_mlx_array
@@ -239,7 +239,7 @@ class ResampleProcessor(
         return result
 
     def _next_inside(self) -> AxisArray | None:
-        """The next results of MLX data, if there are some and each lies between two samples that are regular.
+        """The next results of MLX data, if there are some and each lies between two of its samples.
 
         Nearly all messages have such results. ezmsg-sigproc would give the same, but takes more time for their numbers
         than the samples take.
@@ -250,33 +250,37 @@ class ResampleProcessor(
             return None
         if self.settings.max_chunk_delay is not None or (state.ref_data_buffer is not None and state.reference is None):
             return None
-        axis, axis_of_times = samples.peek_axis(), wanted.peek()
-        if not isinstance(axis, LinearAxis):
-            return None
-        if is_regular := isinstance(axis_of_times, LinearAxis):
-            times = axis_of_times.value(np.arange(wanted.available()))
-        else:
-            times = axis_of_times.data
-        due = np.flatnonzero((times > known(state.last_ref_ax_val)) & (times <= axis.value(samples.available() - 1)))
+        axis_of_samples, axis = known(samples.peek_axis()), known(wanted.peek())
+        given, times = _values(axis_of_samples, samples.available()), _values(axis, wanted.available())
+        due = np.flatnonzero((times > known(state.last_ref_ax_val)) & (times <= given[-1]))
         times = times[due]
-        if not due.size or times[0] < axis.value(0) or not (is_regular or (np.diff(times) > 0.0).all()):
+        if not due.size or times[0] < given[0] or not (_ascend(given, axis_of_samples) and _ascend(times, axis)):
             return None
-        places, last = (times - axis.offset) / axis.gain, float(times[-1])
-        results = replace(axis_of_times, offset=times[0]) if is_regular else replace(axis_of_times, data=times)
+        places = np.interp(times, given, np.arange(len(given)))
+        results = replace(axis, offset=times[0]) if isinstance(axis, LinearAxis) else replace(axis, data=times)
         output = signal.between(places, results)
         state.reference_output = None if state.reference is None else state.reference.rows(due, results)
         # As ezmsg-sigproc leaves them: with a sample before the last result, and without times that are done.
-        number = max(int(places[-1]) - 1, 0)
-        while axis.value(number) < last:
-            number += 1
-        samples.seek(max(number - 1, 0))
+        samples.seek(max(int(np.searchsorted(given, times[-1])) - 1, 0))
         signal.forget_as(samples)
         wanted.seek(due[-1] + 1)
         if state.ref_data_buffer is not None and state.reference is not None:
             state.ref_data_buffer.seek(due[-1] + 1)
             state.reference.forget_as(state.ref_data_buffer)
-        state.last_ref_ax_val = last
+        state.last_ref_ax_val = times[-1]
         return output
+
+
+def _values(axis: AxisBase, n: int) -> npt.NDArray[np.float64]:
+    """The first *n* values of *axis*."""
+    if isinstance(axis, LinearAxis):
+        return np.asarray(axis.value(np.arange(n)))
+    assert isinstance(axis, CoordinateAxis)
+    return axis.data
+
+
+def _ascend(values: npt.NDArray[np.float64], axis: AxisBase) -> bool:
+    return isinstance(axis, LinearAxis) or bool((np.diff(values) > 0.0).all())
 
 
 class _Placed(sigproc.ResampleSettings):

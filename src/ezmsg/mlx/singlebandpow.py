@@ -106,8 +106,14 @@ class RMSBandPowerTransformer(
         TypeError: Complex MLX data; what is given is not a message.
     """
 
-    # As it is there, of the processors here.
-    fuse = _OnViews.fuse
+    def fuse(self, message: AxisArray) -> FusedStage | None:
+        """See :mod:`ezmsg.mlx.stream.fusible`; a fused result has the stream dimension that the message declares."""
+        return super().fuse(message) if message.stream_dim == "time" else None
+
+    def _post_process(self, result: AxisArray | None) -> AxisArray | None:
+        result = known(super()._post_process(result))
+        # As ezmsg-sigproc's windows declare it.
+        return result if result.stream_dim == "time" else replace(result, stream_dim="time")
 
     @staticmethod
     def _initialize_processors(settings: sigproc.RMSBandPowerSettings) -> dict[str, Any]:
