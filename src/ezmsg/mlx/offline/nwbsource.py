@@ -24,10 +24,10 @@ import numpy.typing as npt
 from ezmsg.util.messages.axisarray import AxisArray, AxisBase
 from ezmsg.util.messages.util import replace
 
-from ..stream.segments import GAP_TOLERANCE, linear_axis
+from ..stream.segments import GAP_TOLERANCE
 from ..stream.unit import check_number, check_path
 from .contracts import RecordingFormat, StreamInfo, describe_source, unreadable
-from .reading import Scaling, fault, faults_of, import_extra, one_gain
+from .reading import Scaling, Unfit, fault, faults_of, import_extra, one_gain
 
 if typing.TYPE_CHECKING:
     import h5py
@@ -42,18 +42,9 @@ class Place(typing.NamedTuple):
     file: str
     path: str
 
-    @classmethod
-    def of(cls, dataset: h5py.Dataset) -> Place:
-        """The place of *dataset*."""
-        return cls(dataset.file.filename, dataset.name)
-
 
 class Series(typing.NamedTuple):
     """An electrical series that a message can be made of."""
-
-    name: str
-    address: str
-    """Its path in the file."""
 
     object_id: str
     data: Place
@@ -72,68 +63,32 @@ class Series(typing.NamedTuple):
     def digest(self) -> str:
         """Tells labels and scaling from all others."""
         parts = [repr(self.labels.tolist())]
-        for key, value in self.scaling.items():
-            parts.append(f"{key}={np.asarray(value).tolist()!r}")
+        parts += [f"{key}={np.asarray(value).tolist()!r}" for key, value in self.scaling.items()]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-
-def list_series(file: h5py.File, path: Path) -> list[str]:
-    """The addresses of all series.
-
-    Raises:
-        ValueError: It is not an NWB file.
-    """
-    _check_version(file, path)
-    return sorted(addresses[0] for addresses, _ in _Found(file).series)
-
-
-def _check_version(file: h5py.File, path: Path) -> None:
-    if "nwb_version" not in file.attrs and _text(file.attrs.get("neurodata_type")) != "NWBFile":
-        raise fault(path, None, "is an HDF5 file, but not an NWB file of version 2.")
-
-
-def find_series(file: h5py.File, wanted: str | None, path: Path) -> tuple[str, h5py.Group]:
-    """The address and the group of the series that *wanted* names; None: of the only one."""
-    _check_version(file, path)
-    found = _Found(file)
-    listed = sorted(addresses[0] for addresses, _ in found.series)
-    matching = [
-        (addresses[0], group)
-        for addresses, group in found.series
-        if wanted is None or wanted in addresses or wanted in {address.rpartition("/")[2] for address in addresses}
-    ]
-    if len(matching) == 1:
-        if found.dead and wanted is None:
-            ez.logger.warning(f"{path} has links that lead nowhere: {', '.join(sorted(found.dead))}.")
-        return matching[0]
-    if not matching and wanted is not None and any(wanted in (a, a.rpartition("/")[2]) for a in found.events):
-        raise fault(path, wanted, "is a SpikeEventSeries; allowed is an electrical series sampled without breaks.")
-    if not listed:
-        dead = f"; links that lead nowhere: {', '.join(sorted(found.dead))}" if found.dead else ""
-        raise fault(path, None, f"has no electrical series{dead}.")
-    problem = "several electrical series" if matching else f"no electrical series {wanted!r}"
-    raise fault(path, None, f"has {problem}; allowed as series are {', '.join(listed)}.")
 
 
 class _Found:
     """All electrical series that can be reached from the root of a file, each once."""
 
     def __init__(self, file: h5py.File) -> None:
+        if "nwb_version" not in file.attrs and _text(file.attrs.get("neurodata_type")) != "NWBFile":
+            raise Unfit("is an HDF5 file, but not an NWB file of version 2.")
         self._file = file
         self._catalog: typing.Any = None
-        self._addresses: dict[object, tuple[list[str], h5py.Group]] = {}
+        self._series: dict[object, tuple[list[str], h5py.Group]] = {}
         self.events: list[str] = []
+        """Addresses of series of spikes."""
         self.dead: list[str] = []
+        """Links that lead nowhere."""
         self._seen: set[object] = set()
         # Groups that are really there before those that are linked, so that each goes by its own address.
         linked: list[tuple[str, h5py.Group]] = []
         self._walk([("", file)], linked)
         while linked:
             self._walk([linked.pop()], linked)
-
-    @property
-    def series(self) -> list[tuple[list[str], h5py.Group]]:
-        return list(self._addresses.values())
+        self.series = list(self._series.values())
+        """The addresses of each, and its group."""
+        self.listed = sorted(addresses[0] for addresses, _ in self.series)
 
     def _walk(self, todo: list[tuple[str, h5py.Group]], linked: list[tuple[str, h5py.Group]]) -> None:
         h5py = import_extra("h5py")
@@ -143,27 +98,27 @@ class _Found:
             key = (info.fileno, info.addr)
             kind = self._kind(group) if address else ""
             if kind == "ElectricalSeries":
-                self._addresses.setdefault(key, ([], group))[0].append(address)
-                continue
-            if kind == "SpikeEventSeries":
+                self._series.setdefault(key, ([], group))[0].append(address)
+            elif kind == "SpikeEventSeries":
                 self.events.append(address)
-                continue
-            if key in self._seen:
-                continue
-            self._seen.add(key)
-            for name in group:
-                if not address and name == "specifications":
-                    continue
-                is_hard = isinstance(group.get(name, getlink=True), h5py.HardLink)
-                try:
-                    item = group[name]
-                except (KeyError, OSError):
-                    if is_hard:
-                        raise
-                    self.dead.append(f"{address}/{name}")
-                    continue
-                if isinstance(item, h5py.Group):
-                    (todo if is_hard else linked).append((f"{address}/{name}", item))
+            elif key not in self._seen:
+                self._seen.add(key)
+                for name in group:
+                    if address or name != "specifications":
+                        self._look_at(group, name, address, todo, linked)
+
+    def _look_at(self, group: h5py.Group, name: str, address: str, *lists: list[tuple[str, h5py.Group]]) -> None:
+        h5py = import_extra("h5py")
+        is_hard = isinstance(group.get(name, getlink=True), h5py.HardLink)
+        try:
+            item = group[name]
+        except (KeyError, OSError):
+            if is_hard:
+                raise
+            self.dead.append(f"{address}/{name}")
+        else:
+            if isinstance(item, h5py.Group):
+                lists[not is_hard].append((f"{address}/{name}", item))
 
     def _kind(self, group: h5py.Group) -> str:
         kind, namespace = (_text(group.attrs.get(name)) for name in ("neurodata_type", "namespace"))
@@ -175,15 +130,35 @@ class _Found:
             pynwb.NWBHDF5IO.load_namespaces(types, file=self._file)
             self._catalog = types.namespace_catalog
         for known in ("SpikeEventSeries", "ElectricalSeries"):
-            try:
+            # Where the file does not bring the specification along, nothing is known of the type.
+            with contextlib.suppress(KeyError, ValueError):
                 if self._catalog.is_sub_data_type(namespace, kind, known):
                     return known
-            except (KeyError, ValueError):
-                continue  # the file does not bring the specification along
         return kind
 
 
-def member(group: h5py.Group, dataset: str, path: Path, name: str) -> h5py.Dataset:
+def find_series(file: h5py.File, wanted: str | None, path: Path) -> tuple[str, h5py.Group]:
+    """The address and the group of the series that *wanted* names; None: of the only one."""
+
+    def is_wanted(*addresses: str) -> bool:
+        return wanted is None or any(wanted in (address, address.rpartition("/")[2]) for address in addresses)
+
+    found = _Found(file)
+    matching = [(addresses[0], group) for addresses, group in found.series if is_wanted(*addresses)]
+    dead = ", ".join(sorted(found.dead))
+    if len(matching) == 1:
+        if dead and wanted is None:
+            ez.logger.warning(f"{path} has links that lead nowhere: {dead}.")
+        return matching[0]
+    if not matching and wanted is not None and is_wanted(*found.events):
+        raise fault(path, wanted, "is a SpikeEventSeries; allowed is an electrical series sampled without breaks.")
+    if not found.listed:
+        raise Unfit("has no electrical series" + (f"; links that lead nowhere: {dead}." if dead else "."))
+    problem = "several electrical series" if matching else f"no electrical series {wanted!r}"
+    raise Unfit(f"has {problem}; allowed as series are {', '.join(found.listed)}.")
+
+
+def member(group: h5py.Group, dataset: str) -> h5py.Dataset:
     """A dataset of a series, which may be in another file."""
     h5py = import_extra("h5py")
     try:
@@ -192,80 +167,61 @@ def member(group: h5py.Group, dataset: str, path: Path, name: str) -> h5py.Datas
         link = group.get(dataset, getlink=True) if dataset in set(group) else None
         if not isinstance(link, h5py.ExternalLink):
             raise
-        raise fault(path, name, f"has its {dataset} in {link.filename!r}, which is not there or damaged.") from error
+        raise Unfit(f"has its {dataset} in {link.filename!r}, which is not there or damaged.") from error
 
 
-def read_series(group: h5py.Group, address: str, path: Path) -> Series:
+def read_series(group: h5py.Group) -> Series:
     """Samples and channels of *group*, checked."""
-    name = address.rpartition("/")[2]
-    with faults_of(path, name):
-        data = member(group, "data", path, name)
-        shape, dtype = tuple(data.shape or ()), data.dtype
-        if dtype.kind not in "iuf":
-            raise fault(path, name, f"has data of dtype {dtype}; allowed are integers and floats.")
-        if not shape or 0 in shape:
-            raise fault(path, name, f"has no samples (shape {shape}).")
-        n_channels = shape[1] if len(shape) > 1 else 1
-        if "electrodes" not in group:
-            raise fault(path, name, "has no electrodes, so its channels are not known.")
-        electrodes = group["electrodes"]
-        rows = np.asarray(electrodes[()]).reshape(-1)
-        if len(rows) != n_channels:
-            turned = " It may be stored as (channel, time)." if len(shape) > 1 and len(rows) == shape[0] else ""
-            raise fault(
-                path,
-                name,
-                f"has data of shape {shape} and {len(rows)} electrodes; allowed is data of shape (time, channel), with "
-                f"an electrode for each channel.{turned}",
-            )
-        labels = _labels(electrodes, rows, path, name)
-        conversion = group["channel_conversion"] if "channel_conversion" in group else None
-        return Series(
-            name=name,
-            address=address,
-            object_id=_text(group.attrs.get("object_id")),
-            data=Place.of(data),
-            shape=shape,
-            dtype=dtype,
-            rows_per_chunk=data.chunks[0] if data.chunks else 1,
-            labels=labels,
-            scaling=_scaling(data, conversion, n_channels, path, name),
+    data = member(group, "data")
+    shape, dtype = tuple(data.shape or ()), data.dtype
+    if dtype.kind not in "iuf":
+        raise Unfit(f"has data of dtype {dtype}; allowed are integers and floats.")
+    if not shape or 0 in shape:
+        raise Unfit(f"has no samples (shape {shape}).")
+    n_channels = shape[1] if len(shape) > 1 else 1
+    if "electrodes" not in group:
+        raise Unfit("has no electrodes, so its channels are not known.")
+    rows = np.asarray(group["electrodes"][()]).reshape(-1)
+    if len(rows) != n_channels:
+        turned = " It may be stored as (channel, time)." if len(shape) > 1 and len(rows) == shape[0] else ""
+        raise Unfit(
+            f"has data of shape {shape} and {len(rows)} electrodes; allowed is data of shape (time, channel), with an "
+            f"electrode for each channel.{turned}"
         )
+    return Series(
+        object_id=_text(group.attrs.get("object_id")),
+        data=Place(data.file.filename, data.name),
+        shape=shape,
+        dtype=dtype,
+        rows_per_chunk=data.chunks[0] if data.chunks else 1,
+        labels=_labels(group["electrodes"], rows),
+        scaling=_scaling(data, group["channel_conversion"] if "channel_conversion" in group else None, n_channels),
+    )
 
 
-def _labels(electrodes: h5py.Dataset, rows: npt.NDArray[np.integer], path: Path, name: str) -> npt.NDArray[np.str_]:
+def _labels(electrodes: h5py.Dataset, rows: npt.NDArray[np.integer]) -> npt.NDArray[np.str_]:
     table = electrodes.file[electrodes.attrs["table"]]
     ids = np.asarray(table["id"][()])
     if rows.min(initial=0) < 0 or rows.max(initial=-1) >= len(ids):
-        raise fault(path, name, f"has electrodes {rows.min()} to {rows.max()} of a table of {len(ids)}.")
+        raise Unfit(f"has electrodes {rows.min()} to {rows.max()} of a table of {len(ids)}.")
     if "label" not in table:
         return np.array([f"ch_{number}" for number in ids[rows]])
     labels = np.asarray(table["label"][()])
     if labels.shape != ids.shape:
-        raise fault(path, name, f"has electrodes with labels of shape {labels.shape}; allowed is one for each.")
+        raise Unfit(f"has electrodes with labels of shape {labels.shape}; allowed is one for each.")
     return np.array([each.decode() if isinstance(each, bytes) else str(each) for each in labels[rows]], dtype=str)
 
 
-def _scaling(
-    data: h5py.Dataset, channel_conversion: h5py.Dataset | None, n_channels: int, path: Path, name: str
-) -> dict[str, object]:
-    if channel_conversion is not None and channel_conversion.shape != (n_channels,):
-        raise fault(
-            path, name, f"has a channel_conversion of shape {channel_conversion.shape} for {n_channels} channels."
-        )
-    gain = float(data.attrs.get("conversion", 1.0))
+def _scaling(data: h5py.Dataset, of_channels: h5py.Dataset | None, n_channels: int) -> dict[str, object]:
+    gain: float | npt.NDArray[np.float64] = float(data.attrs.get("conversion", 1.0))
     offset, unit = float(data.attrs.get("offset", 0.0)), data.attrs.get("unit", "")
-    scaling = Scaling(
-        gain if channel_conversion is None else gain * one_gain(np.asarray(channel_conversion[:], np.float64)),
-        offset,
-        unit.decode() if isinstance(unit, bytes) else str(unit),
-        is_voltage=True,
-    )
-    if not (np.isfinite(scaling.gain).all() and math.isfinite(scaling.offset)):
-        raise fault(
-            path, name, f"has conversion {scaling.gain} and offset {scaling.offset}; allowed are finite numbers."
-        )
-    return scaling.as_attrs()
+    if of_channels is not None:
+        if of_channels.shape != (n_channels,):
+            raise Unfit(f"has a channel_conversion of shape {of_channels.shape} for {n_channels} channels.")
+        gain = gain * one_gain(np.asarray(of_channels[:], np.float64))
+    if not (np.isfinite(gain).all() and math.isfinite(offset)):
+        raise Unfit(f"has conversion {gain} and offset {offset}; allowed are finite numbers.")
+    return Scaling(gain, offset, unit.decode() if isinstance(unit, bytes) else str(unit), is_voltage=True).as_attrs()
 
 
 def _text(value: object) -> str:
@@ -286,111 +242,73 @@ _SAMPLED = 100_000
 _SHORTEST_RUN = 4
 """Samples a run has on average; with fewer, time stamps follow no rate."""
 
-Run = tuple[int, int, float]
-"""First sample, the one after the last, and the time of the first."""
 
+class Times(typing.NamedTuple):
+    """A rate and a starting time, or time stamps with what was found out about them."""
 
-class RegularTimes(typing.NamedTuple):
-    """A starting time and a rate."""
-
-    start: float
     rate: float
+    identity: str
+    """That of these times, for that of the recording."""
 
-    place: None = None
+    start: float = 0.0
+    """Where there are no time stamps."""
 
-    @property
-    def gaps(self) -> list[int]:
-        """No samples have time jump in front of them."""
-        return []
+    gaps: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+    """The samples in front of which time jumps."""
 
-    @property
-    def identity(self) -> str:
-        """Identity of these times, for that of the recording."""
-        return f"from {self.start!r} s at {self.rate!r} Hz"
+    place: Place | None = None
+    """Of the time stamps."""
 
-    def runs(self, begin: int, end: int, stamps: object) -> Iterator[Run]:
-        """The samples from *begin* to *end*, which are one run."""
-        # From the sample number each time: adding up gains would drift away from it.
-        yield begin, end, self.start + begin / self.rate
-
-
-class StampedTimes(typing.NamedTuple):
-    """Time stamps, with what was found out about them."""
-
-    place: Place
-    rate: float
-    starts: npt.NDArray[np.int64]
-    """Samples that a run begins with, but for the first one."""
-
-    digest: str
-
-    @property
-    def gaps(self) -> list[int]:
-        """The samples in front of which time jumps."""
-        return self.starts.tolist()
-
-    @property
-    def identity(self) -> str:
-        """Identity of these times, for that of the recording."""
-        return f"at time stamps {self.digest}, {self.rate!r} Hz"
-
-    def runs(self, begin: int, end: int, stamps: h5py.Dataset) -> Iterator[Run]:
-        """The runs of regular samples from *begin* to *end*, with the time at which each begins."""
+    def runs(self, begin: int, end: int, stamps: h5py.Dataset | None) -> Iterator[tuple[int, int, float]]:
+        """The runs of regular samples from *begin* to *end*: first sample, the one behind the last, time of the first."""
+        if stamps is None:
+            # From the sample number each time: adding up gains would drift away from it.
+            yield begin, end, self.start + begin / self.rate
+            return
         values = np.asarray(stamps[begin:end], np.float64)
-        first, last = np.searchsorted(self.starts, [begin, end])
-        inner = [int(start) for start in self.starts[first:last] if begin < start < end]
+        inner = self.gaps[(begin < self.gaps) & (self.gaps < end)].tolist()
         for one, other in itertools.pairwise([begin, *inner, end]):
             run = values[one - begin : other - begin]
             yield one, other, float(run[0] + np.median(run - run[0] - np.arange(len(run)) / self.rate))
 
 
-def read_times(group: h5py.Group, n_samples: int, path: Path, name: str) -> RegularTimes | StampedTimes:
-    """The times of the series in *group*.
-
-    Raises:
-        ValueError: A rate or a starting time that is not finite, time stamps that are not finite, that are not as many
-            as the samples, that follow no rate or whose type does not hold it.
-    """
-    with faults_of(path, name):
-        # By iteration: a link that leads nowhere is not "in" its group.
-        names = set(group)
-        if "timestamps" in names:
-            return _stamped(member(group, "timestamps", path, name), n_samples, path, name)
-        if "starting_time" not in names:
-            raise fault(path, name, "has neither a rate nor time stamps.")
-        start = float(group["starting_time"][()])
-        rate = float(group["starting_time"].attrs["rate"])
-        if not 0 < rate < math.inf:
-            raise fault(path, name, f"has a rate of {rate} Hz; allowed is a finite number above 0.")
-        if not math.isfinite(start):
-            raise fault(path, name, f"has a starting time of {start} s; allowed is a finite number.")
-        return RegularTimes(start, rate)
+def read_times(group: h5py.Group, n_samples: int) -> Times:
+    """The times of the series in *group*."""
+    # By iteration: a link that leads nowhere is not "in" its group.
+    names = set(group)
+    if "timestamps" in names:
+        return _stamped(member(group, "timestamps"), n_samples)
+    if "starting_time" not in names:
+        raise Unfit("has neither a rate nor time stamps.")
+    start = float(group["starting_time"][()])
+    rate = float(group["starting_time"].attrs["rate"])
+    if not 0 < rate < math.inf:
+        raise Unfit(f"has a rate of {rate} Hz; allowed is a finite number above 0.")
+    if not math.isfinite(start):
+        raise Unfit(f"has a starting time of {start} s; allowed is a finite number.")
+    return Times(rate, f"from {start!r} s at {rate!r} Hz", start)
 
 
-def _stamped(stamps: h5py.Dataset, n_samples: int, path: Path, name: str) -> StampedTimes:
+def _stamped(stamps: h5py.Dataset, n_samples: int) -> Times:
     if stamps.shape != (n_samples,) or stamps.dtype.kind not in "iuf":
-        raise fault(
-            path,
-            name,
+        raise Unfit(
             f"has {n_samples} samples and time stamps of shape {stamps.shape} and dtype {stamps.dtype}; allowed is one "
-            "number for each sample.",
+            "number for each sample."
         )
-    survey = _Survey(stamps, path, name)
-    no_rate = fault(path, name, "has time stamps that follow no rate.")
+    survey = _Survey(stamps)
     if survey.resolution > GAP_TOLERANCE * survey.mean_period > 0:
-        raise fault(
-            path,
-            name,
+        raise Unfit(
             f"has time stamps in {stamps.dtype}, which go in steps of {survey.resolution:.2g} s there: too coarse for "
-            f"samples {survey.mean_period:.2g} s apart.",
+            f"samples {survey.mean_period:.2g} s apart."
         )
-    if not survey.period > 0 or survey.jitter > GAP_TOLERANCE * survey.period:
-        raise no_rate
-    starts, covered, n_steps = _gaps(stamps, survey, path, name)
-    if len(starts) and n_samples < _SHORTEST_RUN * (len(starts) + 1):
-        raise no_rate
-    rate = n_steps / covered if covered > 0 else 1 / survey.period
-    return StampedTimes(Place.of(stamps), rate, starts, survey.digest)
+    follows = survey.period > 0 and survey.jitter <= GAP_TOLERANCE * survey.period
+    gaps, jumps = _gaps(stamps, survey) if follows else (np.zeros(0, np.int64), 0.0)
+    if not follows or (len(gaps) and n_samples < _SHORTEST_RUN * (len(gaps) + 1)):
+        raise Unfit("has time stamps that follow no rate.")
+    covered = survey.span - jumps
+    rate = (n_samples - 1 - len(gaps)) / covered if covered > 0 else 1 / survey.period
+    place = Place(stamps.file.filename, stamps.name)
+    return Times(rate, f"at time stamps {survey.digest}, {rate!r} Hz", gaps=gaps, place=place)
 
 
 def _blocks(n: int) -> Iterator[tuple[int, int]]:
@@ -400,15 +318,14 @@ def _blocks(n: int) -> Iterator[tuple[int, int]]:
 class _Survey:
     """Summary of all time stamps, from one reading."""
 
-    def __init__(self, stamps: h5py.Dataset, path: Path, name: str) -> None:
+    def __init__(self, stamps: h5py.Dataset) -> None:
         n, digest, sampled, largest = len(stamps), hashlib.sha256(), [], 0.0
         stride = -(-n // _SAMPLED)
         for begin, end in _blocks(n):
-            stored = np.asarray(stamps[begin : min(end + 1, n)])
-            values = stored.astype(np.float64)
+            values = np.asarray(stamps[begin : min(end + 1, n)]).astype(np.float64)
             if not np.isfinite(values).all():
-                place = begin + int(np.argmin(np.isfinite(values)))
-                raise fault(path, name, f"has a time stamp of {values[place - begin]} s at sample {place}.")
+                place = int(np.argmin(np.isfinite(values)))
+                raise Unfit(f"has a time stamp of {values[place]} s at sample {begin + place}.")
             digest.update(values[: end - begin].tobytes())
             # A copy, since a view would keep all intervals.
             sampled.append(np.diff(values)[::stride].copy())
@@ -426,11 +343,11 @@ class _Survey:
         self.jitter = float(np.median(np.abs(intervals - self.period))) if len(intervals) else 0.0
 
 
-def _gaps(stamps: h5py.Dataset, survey: _Survey, path: Path, name: str) -> tuple[npt.NDArray[np.int64], float, int]:
-    """Where runs begin, the seconds that all runs cover, and the number of intervals in them."""
+def _gaps(stamps: h5py.Dataset, survey: _Survey) -> tuple[npt.NDArray[np.int64], float]:
+    """The samples in front of which time jumps, and the seconds that all jumps have together."""
     n, period = len(stamps), survey.period
     tolerance = GAP_TOLERANCE * period + 2 * survey.jitter + survey.resolution
-    found, jumps, warned = [], 0.0, False
+    found, jumps, backward = [np.zeros(0, np.int64)], 0.0, list[int]()
     offsets = np.arange(1, _WINDOW + 1)
     for begin, end in _blocks(n):
         first, last = max(begin - _WINDOW, 0), min(end + _WINDOW + 1, n)
@@ -444,16 +361,15 @@ def _gaps(stamps: h5py.Dataset, survey: _Survey, path: Path, name: str) -> tuple
         before = np.median(levels[np.maximum(candidates[:, None] + 1 - offsets, 0)], axis=1)
         gaps = candidates[np.abs(after - before) > tolerance]
         found.append(gaps + first + 1)
-        jumps += float((values[gaps + 1] - values[gaps]).sum())
-        backward = gaps[values[gaps + 1] < values[gaps]]
-        if len(backward) and not warned:
-            warned = True
-            ez.logger.warning(
-                f"{path}: the time stamps of {name} step back at sample {first + int(backward[0]) + 1}; the results "
-                "have the times of the file."
-            )
-    starts = np.concatenate(found).astype(np.int64) if found else np.empty(0, np.int64)
-    return starts, survey.span - jumps, n - 1 - len(starts)
+        steps = values[gaps + 1] - values[gaps]
+        jumps += float(steps.sum())
+        backward += (gaps[steps < 0] + first + 1).tolist()
+    if backward:
+        ez.logger.warning(
+            f"{stamps.file.filename}: the time stamps of {stamps.parent.name.rpartition('/')[2]} step back at sample "
+            f"{backward[0]}; the results have the times of the file."
+        )
+    return np.concatenate(found), jumps
 
 
 LARGEST_FILE_CHUNK = 4
@@ -505,12 +421,14 @@ class NWBSource:
         import_extra("h5py")
         with _opened(self.path) as file, faults_of(self.path):
             address, group = find_series(file, series, self.path)
-            self._series = read_series(group, address, self.path)
-            self.n_samples = self._series.shape[0]
-            self._times = read_times(group, self.n_samples, self.path, self._series.name)
+            self._name = address.rpartition("/")[2]
+            with faults_of(self.path, self._name):
+                self._series = read_series(group)
+                self.n_samples = self._series.shape[0]
+                self._times = read_times(group, self.n_samples)
         self.sampling_rate = self._times.rate
         self._chunk = _chunk_length(self._series, chunk_mb)
-        self._template = _template(self._series, self.sampling_rate)
+        self._template = self._empty_message()
         # Everything that results depend on but the samples, so that a file that was corrected is another recording.
         self.identity = (
             f"{self.path.name} {address} {self._series.object_id}, {self.n_samples} samples of "
@@ -521,48 +439,46 @@ class NWBSource:
     @property
     def gaps(self) -> list[int]:
         """The samples in front of which time jumps."""
-        return self._times.gaps
+        return self._times.gaps.tolist()
 
     def read(self, start: int = 0) -> Iterator[AxisArray]:
         """The samples from number *start* on, see :obj:`ezmsg.mlx.RecordingSource`."""
-        name = self._series.name
         with contextlib.ExitStack() as stack:
             data = self._dataset(stack, self._series.data)
             stamps = self._dataset(stack, self._times.place) if self._times.place else None
             for begin in range(start - start % self._chunk, self.n_samples, self._chunk):
                 end = min(begin + self._chunk, self.n_samples)
-                with faults_of(self.path, name):
+                with faults_of(self.path, self._name):
                     samples = data[begin:end]
                     runs = list(self._times.runs(begin, end, stamps))
-                if len(samples) != end - begin:
-                    raise fault(self.path, name, f"has fewer than its {self.n_samples} samples now.")
+                    if len(samples) != end - begin:
+                        raise Unfit(f"has fewer than its {self.n_samples} samples now.")
                 for first, last, offset in runs:
                     if last <= start:
                         continue
-                    time = replace(linear_axis(self._template.axes, "time"), offset=offset)
                     if first < start:
-                        offset += (start - first) / self.sampling_rate
-                        time, first = replace(time, offset=offset), start
-                    axes = {**self._template.axes, "time": time}
+                        offset, first = offset + (start - first) / self.sampling_rate, start
+                    axes = {**self._template.axes, "time": replace(self._template.axes["time"], offset=offset)}
                     yield replace(self._template, data=samples[first - begin : last - begin], axes=axes)
 
     def _dataset(self, stack: contextlib.ExitStack, place: Place) -> h5py.Dataset:
         file = stack.enter_context(_opened(Path(place.file)))
-        with faults_of(self.path, self._series.name):
+        with faults_of(self.path, self._name):
             return file[place.path]
 
-
-def series_names(path: Path) -> list[str]:
-    """The electrical series of a file, by their paths in it.
-
-    Raises:
-        ImportError: The extra ``offline`` is not installed.
-        OSError: The file cannot be opened or read.
-        ValueError: The file is not an NWB file or is damaged.
-    """
-    import_extra("h5py")
-    with _opened(path) as file, faults_of(path):
-        return list_series(file, path)
+    def _empty_message(self) -> AxisArray:
+        series, dims = self._series, ["time", "ch", *(f"dim_{n}" for n in range(2, len(self._series.shape)))]
+        axes: dict[str, AxisBase] = {"time": AxisArray.TimeAxis(fs=self.sampling_rate)}
+        if len(series.shape) > 1:
+            axes["ch"] = AxisArray.CoordinateAxis(data=series.labels, dims=["ch"])
+        return AxisArray(
+            data=np.zeros((0, *series.shape[1:]), series.dtype),
+            dims=dims[: len(series.shape)],
+            axes=axes,
+            attrs=dict(series.scaling),
+            key=self._name,
+            stream_dim="time",
+        )
 
 
 @contextlib.contextmanager
@@ -574,25 +490,9 @@ def _opened(path: Path) -> Iterator[h5py.File]:
         except OSError as error:
             if error.errno is not None:
                 raise
-            raise fault(path, None, f"is not an NWB file, or is damaged ({error}).") from error
+            raise Unfit(f"is not an NWB file, or is damaged ({error}).") from error
     with file:
         yield file
-
-
-def _template(series: Series, rate: float) -> AxisArray:
-    """A message without samples."""
-    n_dims = len(series.shape)
-    axes: dict[str, AxisBase] = {"time": AxisArray.TimeAxis(fs=rate)}
-    if n_dims > 1:
-        axes["ch"] = AxisArray.CoordinateAxis(data=series.labels, dims=["ch"])
-    return AxisArray(
-        data=np.zeros((0, *series.shape[1:]), series.dtype),
-        dims=["time", "ch", *(f"dim_{number}" for number in range(2, n_dims))][:n_dims],
-        axes=axes,
-        attrs=dict(series.scaling),
-        key=series.name,
-        stream_dim="time",
-    )
 
 
 def _chunk_length(series: Series, chunk_mb: float) -> int:
@@ -600,10 +500,7 @@ def _chunk_length(series: Series, chunk_mb: float) -> int:
 
     A message waits several times, so that memory is a multiple of it; one of 4 MiB is not slower than one of 16.
     """
-    bytes_per_sample = series.dtype.itemsize
-    for length in series.shape[1:]:
-        bytes_per_sample *= length
-    n = max(int(chunk_mb * 2**20 / bytes_per_sample), 1)
+    n = max(int(chunk_mb * 2**20 / (series.dtype.itemsize * math.prod(series.shape[1:]))), 1)
     in_file = series.rows_per_chunk
     if n >= in_file:
         return n - n % in_file
@@ -623,8 +520,11 @@ def _open(
 
 
 def _describe(path: Path) -> tuple[StreamInfo, ...]:
+    import_extra("h5py")
+    with _opened(path) as file, faults_of(path):
+        names = _Found(file).listed
     found = []
-    for name in series_names(path):
+    for name in names:
         try:
             found.append(describe_source(name, [NWBSource(path, name, chunk_mb=2**-6)]))
         except (OSError, ValueError) as error:

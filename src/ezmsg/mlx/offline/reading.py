@@ -40,6 +40,10 @@ class RecordingError(ValueError):
     """The content of a file is not what a recording needs."""
 
 
+class Unfit(ValueError):
+    """The rest of a sentence about a file, or a series or stream in it: :func:`faults_of` says of which."""
+
+
 def fault(path: Path, series: str | None, reason: str) -> RecordingError:
     """The error for *reason*, which is the rest of a sentence about the series or stream; None: about the file."""
     return RecordingError(f"{path}: {series} {reason}" if series else f"{path} {reason}")
@@ -58,6 +62,8 @@ def faults_of(path: Path, series: str | None = None) -> Iterator[None]:
         yield
     except (RecordingError, ImportError):
         raise
+    except Unfit as error:
+        raise fault(path, series, str(error)) from error
     except OSError as error:
         if error.errno is None:
             raise _unreadable(path, series, error) from error
