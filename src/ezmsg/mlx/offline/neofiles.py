@@ -11,7 +11,7 @@ import inspect
 import math
 import tempfile
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..stream.unit import one_of
-from .reading import RecordingError, Runs, fault, faults_of, import_extra, one_run, runs_in, volts_of
+from .reading import RecordingError, Runs, Unfit, fault, faults_of, import_extra, one_run, runs_in, volts_of
 from .signals import (
     ANALOG,
     AUXILIARY,
@@ -31,6 +31,7 @@ from .signals import (
     Sampled,
     Segment,
     as_slice,
+    check_size,
     whole_samples,
 )
 
@@ -70,8 +71,7 @@ def reader_names() -> dict[str, type[BaseRawIO]]:
     return found | {name: getattr(rawio, class_name) for name, class_name in _CLASSES.items()}
 
 
-@dataclass
-class _Opened:
+class _Opened(typing.NamedTuple):
     """A reader whose header was read, and what it reads."""
 
     reader: typing.Any
@@ -111,7 +111,7 @@ def _sampled(opened: _Opened, number: int, name: str, id: str, is_beside: bool) 
             segments: list[Segment] = []
             for piece in _pieces(reader):
                 n_samples, place = int(reader.get_signal_size(*piece, number)), f"{piece[0]}.{piece[1]}"
-                segments.append(NeoSegment(channels, n_samples, place, opened, number, name, piece))
+                segments.append(NeoSegment(channels, n_samples, place, opened, number, piece))
     except (OSError, ValueError) as error:
         return Sampled(name, id, [], is_beside, problem=error)
     return Sampled(name, id, segments, is_beside)
@@ -269,7 +269,6 @@ class NeoSegment(Segment):
 
     opened: _Opened
     stream: int
-    stream_name: str
     piece: tuple[int, int]
     """Numbers of its block and segment."""
 
@@ -277,21 +276,19 @@ class NeoSegment(Segment):
         """See :class:`Segment`."""
         found = self.opened.reader.get_analogsignal_chunk(*self.piece, begin, end, self.stream)
         if found.ndim != 2 or found.shape[1] != len(self.channels.labels):
-            said = f"has {len(self.channels.labels)} channels in its header, and samples of shape {found.shape}."
-            raise fault(self.opened.path, self.stream_name, said)
+            raise Unfit(f"has {len(self.channels.labels)} channels in its header, and samples of shape {found.shape}.")
         # A copy, since this may be a view of a file that is mapped into memory.
         return np.array(found[:, as_slice(columns)])
 
     def runs(self) -> Runs:
         """See :class:`Segment`."""
         self._check_buffer()
-        check = _CHECKS.get(self.opened.format)
-        runs = None if check is None else check(self)
-        if runs is not None:
+        check = _CHECKS.get(self.opened.format, lambda segment: None)
+        if (runs := check(self)) is not None:
             return runs
         start = float(self.opened.reader.get_signal_t_start(*self.piece, self.stream))
         if not math.isfinite(start):
-            raise fault(self.opened.path, self.stream_name, f"begins at {start} s; allowed is a finite number.")
+            raise Unfit(f"begins at {start} s; allowed is a finite number.")
         return one_run(start)
 
     def _check_buffer(self) -> None:
@@ -300,19 +297,10 @@ class NeoSegment(Segment):
             return
         buffer_id = reader.header["signal_streams"]["buffer_id"][self.stream]
         buffer = reader.get_analogsignal_buffer_description(*self.piece, buffer_id)
-        if buffer["type"] != "raw":
-            return
-        file, shape = Path(buffer["file_path"]), tuple(buffer["shape"])
-        size, itemsize = file.stat().st_size - buffer["file_offset"], np.dtype(buffer["dtype"]).itemsize
-        rest = size - math.prod(shape) * itemsize
-        if rest:
-            n_channels = shape[1 - int(buffer.get("time_axis", 0))]
-            raise fault(
-                file,
-                None,
-                f"has {size} bytes of samples, which is {rest} more than whole samples of {n_channels} channels in "
-                f"{np.dtype(buffer['dtype'])}: it is truncated, or has another number of channels.",
-            )
+        if buffer["type"] == "raw":
+            n_samples, n_channels = buffer["shape"][:: -1 if buffer.get("time_axis", 0) else 1]
+            dtype = np.dtype(buffer["dtype"])
+            check_size(Path(buffer["file_path"]), buffer["file_offset"], n_samples, n_channels, dtype)
 
 
 _HEADER, _RECORD, _SAMPLES = 1024, 2070, 1024
@@ -321,27 +309,24 @@ _HEADER, _RECORD, _SAMPLES = 1024, 2070, 1024
 
 def _check_open_ephys(segment: NeoSegment) -> None:
     # neo fills gaps with zeros, and cuts channels of different lengths to the shortest.
-    reader = segment.opened.reader
-    n = set(_sizes(segment))
-    files = sorted(Path(reader.dirname).rglob("*.continuous"))
-    for file in files:
-        if (file.stat().st_size - _HEADER) % _RECORD:
+    lengths = set(_sizes(segment))
+    records = {
+        file: divmod(file.stat().st_size - _HEADER, _RECORD)
+        for file in sorted(Path(segment.opened.reader.dirname).rglob("*.continuous"))
+    }
+    for file, (_, rest) in records.items():
+        if rest:
             raise fault(file, None, "is truncated: it ends in the middle of a record.")
-    for file in files:
-        n_records = (file.stat().st_size - _HEADER) // _RECORD
-        if n_records * _SAMPLES not in n:
-            raise fault(
-                file,
-                None,
-                f"has {n_records * _SAMPLES} samples where the recording is {sorted(map(int, n))} long: channels have "
-                "different lengths, or there are gaps.",
-            )
+    for file, (n_records, _) in records.items():
+        if (n := n_records * _SAMPLES) not in lengths:
+            problem = f"has {n} samples where the recording is {sorted(lengths)} long"
+            raise fault(file, None, f"{problem}: channels have different lengths, or there are gaps.")
 
 
-def _sizes(segment: NeoSegment) -> Iterable[int]:
+def _sizes(segment: NeoSegment) -> list[int]:
     """The samples of all segments of a stream."""
     reader = segment.opened.reader
-    return [reader.get_signal_size(*piece, segment.stream) for piece in _pieces(reader)]
+    return [int(reader.get_signal_size(*piece, segment.stream)) for piece in _pieces(reader)]
 
 
 _PTP_TOLERANCE = 0.9
@@ -364,10 +349,9 @@ def _check_blackrock(segment: NeoSegment) -> Runs | None:
         return None
     if rest:
         raise fault(path, None, "is truncated: it ends in the middle of a packet.")
-    sizes = list(_sizes(segment))
-    first, number = sum(sizes[: segment.piece[1]]), segment.piece[1]
-    period = 1e9 / segment.channels.rate
-    return runs_in(packets["stamp"][first : first + sizes[number]], period, 1e-9, path, tolerance=_PTP_TOLERANCE)
+    first, period = sum(_sizes(segment)[: segment.piece[1]]), 1e9 / segment.channels.rate
+    stamps = packets["stamp"][first : first + segment.n_samples]
+    return runs_in(stamps, period, 1e-9, path, tolerance=_PTP_TOLERANCE)
 
 
 def _check_intan(segment: NeoSegment) -> Runs:
@@ -376,11 +360,9 @@ def _check_intan(segment: NeoSegment) -> Runs:
     main_rate = max(reader.get_signal_sampling_rate(each) for each in range(reader.signal_streams_count()))
     ratio = round(main_rate / rate)
     if n * ratio != len(numbers):
-        raise fault(
-            segment.opened.path,
-            segment.stream_name,
+        raise Unfit(
             f"has {n} samples at {rate} Hz, and {len(numbers)} time stamps at {main_rate} Hz: a file is truncated, or "
-            "has another number of channels than the header says.",
+            "has another number of channels than the header says."
         )
     runs = runs_in(numbers, 1, 1 / main_rate, segment.opened.path)
     return Runs(-(-runs.firsts // ratio), runs.times)

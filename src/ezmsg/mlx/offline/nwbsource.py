@@ -260,7 +260,7 @@ class Times(typing.NamedTuple):
     """Of the time stamps."""
 
     def runs(self, begin: int, end: int, stamps: h5py.Dataset | None) -> Iterator[tuple[int, int, float]]:
-        """The runs of regular samples from *begin* to *end*: first sample, the one behind the last, time of the first."""
+        """Runs of regular samples from *begin* to *end*: first sample, the one behind the last, time of the first."""
         if stamps is None:
             # From the sample number each time: adding up gains would drift away from it.
             yield begin, end, self.start + begin / self.rate

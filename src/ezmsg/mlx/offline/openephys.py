@@ -82,12 +82,11 @@ def _segments(file: Path, recording: Path) -> Iterator[tuple[FlatSegment, str]]:
             folder = recording / "continuous" / name
             if not folder.is_dir():
                 continue
-            channels = _channels(stream, name)
-            if len(channels.labels) != int(stream.get("num_channels", len(channels.labels))):
-                raise fault(file, name, f"has num_channels={stream['num_channels']}, but names {len(channels.labels)}.")
-            samples = folder / "continuous.dat"
-            n_samples = whole_samples(samples, 0, len(channels.labels), _DTYPE)
-            place = f"{recording.parent.name}/{recording.name}"
+            channels, samples = _channels(stream, name), folder / "continuous.dat"
+            n_channels, place = len(channels.labels), f"{recording.parent.name}/{recording.name}"
+            if n_channels != int(stream.get("num_channels", n_channels)):
+                raise fault(file, name, f"has num_channels={stream['num_channels']}, but names {n_channels}.")
+            n_samples = whole_samples(samples, 0, n_channels, _DTYPE)
             segment = FlatSegment(channels, n_samples, place, samples, _DTYPE, 0, _find_runs)
             yield segment, f"{node}#{name}" if node.startswith("Record") else name
 
@@ -126,15 +125,11 @@ def _unit(said: str, kind: str, gain: float) -> str:
 
 
 def _find_runs(segment: FlatSegment) -> Runs:
-    folder, n = segment.file.parent, segment.n_samples
-    file = folder / "sample_numbers.npy"
+    file, n = segment.file.with_name("sample_numbers.npy"), segment.n_samples
     if not file.is_file():
-        file = folder / "timestamps.npy"
+        file = file.with_name("timestamps.npy")
     numbers = np.load(file, mmap_mode="r")
     if numbers.dtype.kind not in "iu" or numbers.shape != (n,):
-        raise fault(
-            file,
-            None,
-            f"has shape {numbers.shape} and dtype {numbers.dtype}; allowed is an integer for each of the {n} samples.",
-        )
+        allowed = f"allowed is an integer for each of the {n} samples"
+        raise fault(file, None, f"has shape {numbers.shape} and dtype {numbers.dtype}; {allowed}.")
     return runs_in(numbers, 1, 1 / segment.channels.rate, file)

@@ -22,16 +22,13 @@ from ezmsg.util.messages.util import replace
 
 from ..stream.unit import check_number
 from .contracts import RecordingSource, SegmentInfo, StreamInfo, labels_of, unreadable
-from .reading import Runs, Scaling, fault, faults_of, one_gain, volts_of
+from .reading import Runs, Scaling, Unfit, fault, faults_of, one_gain, volts_of
 
 ELECTRODE, ANALOG, AUXILIARY, DIGITAL, SYNC, OTHER = "electrode", "analog", "auxiliary", "digital", "sync", "other"
 """Kinds of channels."""
 
 ChannelChoice: typing.TypeAlias = str | Sequence[str | int]
 """Labels, indices and kinds, in a sequence or with commas between them."""
-
-
-_NOTHING_MORE: Mapping[str, npt.NDArray] = {}
 
 
 class Channels(typing.NamedTuple):
@@ -45,14 +42,13 @@ class Channels(typing.NamedTuple):
     offsets: npt.NDArray[np.float64]
     units: list[str]
     kinds: list[str]
-    more: Mapping[str, npt.NDArray] = _NOTHING_MORE
+    more: Mapping[str, npt.NDArray] = {}
     """Further properties of each channel, by name: locations and groups."""
 
     def of(self, columns: Sequence[int]) -> Channels:
         """Those of some columns."""
         where = np.asarray(columns, np.int64)
-        texts = (self.labels, self.units, self.kinds)
-        labels, units, kinds = ([values[column] for column in columns] for values in texts)
+        labels, units, kinds = ([values[n] for n in columns] for values in (self.labels, self.units, self.kinds))
         more = {name: values[where] for name, values in self.more.items()}
         return Channels(labels, self.rate, self.gains[where], self.offsets[where], units, kinds, more)
 
@@ -107,15 +103,7 @@ class FlatSegment(Segment):
 
     def runs(self) -> Runs:
         """See :class:`Segment`."""
-        n_channels, size = len(self.channels.labels), self.file.stat().st_size - self.offset
-        rest = size - self.n_samples * n_channels * self.dtype.itemsize
-        if rest:
-            raise fault(
-                self.file,
-                None,
-                f"has {size} bytes of samples, which is {rest} more than whole samples of {n_channels} channels in "
-                f"{self.dtype}: it is truncated, or has another number of channels.",
-            )
+        check_size(self.file, self.offset, self.n_samples, len(self.channels.labels), self.dtype)
         return self.find_runs(self)
 
     def samples(self, begin: int, end: int, columns: Sequence[int]) -> npt.NDArray:
@@ -128,6 +116,14 @@ class FlatSegment(Segment):
 def whole_samples(file: Path, offset: int, n_channels: int, dtype: np.dtype) -> int:
     """How many whole samples of all channels a file holds."""
     return max(file.stat().st_size - offset, 0) // (n_channels * dtype.itemsize)
+
+
+def check_size(file: Path, offset: int, n_samples: int, n_channels: int, dtype: np.dtype) -> None:
+    """Raise ValueError unless a file holds so many samples of all channels, and nothing more."""
+    size = file.stat().st_size - offset
+    if rest := size - n_samples * n_channels * dtype.itemsize:
+        problem = f"has {size} bytes of samples, which is {rest} more than whole samples of {n_channels} channels in"
+        raise fault(file, None, f"{problem} {dtype}: it is truncated, or has another number of channels.")
 
 
 def as_slice(columns: Sequence[int]) -> slice | list[int]:
@@ -310,11 +306,9 @@ def channels_of_choice(
 
 def _numbers_of(item: str | int, own: Labelled, others: Labelled, kinds: Mapping[str, Sequence[int]]) -> list[int]:
     if isinstance(item, str):
-        for listed in (own, others):
-            if matching := [number for label, number in listed if label == item]:
-                return matching
-        if item in kinds:
-            return list(kinds[item])
+        of_label = ([number for label, number in listed if label == item] for listed in (own, others))
+        if matching := next(filter(None, of_label), kinds.get(item)):
+            return list(matching)
     first, colon, last = str(item).partition(":")
     if all(part.isdecimal() for part in (first, last) if part) and (first or colon):
         begin, end = int(first or 0), int(last or len(own)) if colon else int(first) + 1
@@ -372,11 +366,11 @@ class SampledSource(abc.ABC):
         chosen = self._chosen()
         self._stream = chosen.name
         with faults_of(self.path, self._stream):
-            self._parts = _parts_of(chosen, self.path)
+            self._parts = _parts_of(chosen)
             self.n_samples = sum(part.n_samples for part in self._parts)
             self.sampling_rate = chosen.channels.rate
-            scaling, digest = scaling_of(chosen.channels, self.path, self._stream)
-            ends, dtype = _ends(chosen, self.path)
+            scaling, digest = scaling_of(chosen.channels)
+            ends, dtype = _ends(chosen)
         n_channels = len(chosen.channels.labels)
         self._chunk = max(int(chunk_mb * 2**20 / (n_channels * dtype.itemsize)), 1)
         self._template = AxisArray(
@@ -428,30 +422,25 @@ class SampledSource(abc.ABC):
 
     def _samples(self, segment: Segment, begin: int, end: int, columns: list[int]) -> npt.NDArray:
         with faults_of(self.path, self._stream):
-            samples = segment.samples(begin, end, columns)
-        if samples.shape != (end - begin, self._template.data.shape[1]) or samples.dtype != self._template.data.dtype:
-            raise fault(
-                self.path,
-                self._stream,
-                f"gives samples {begin} to {end} with shape {samples.shape} and dtype {samples.dtype}; allowed is what "
-                f"its header says, {self._template.data.shape[1]} channels in {self._template.data.dtype}.",
-            )
-        return samples
+            samples, dtype = _checked_samples(segment, begin, end, columns), self._template.data.dtype
+            if samples.dtype != dtype:
+                raise Unfit(f"gives samples {begin} to {end} in {samples.dtype}; allowed is {dtype}, as at its ends.")
+            return samples
 
 
-def _parts_of(chosen: Chosen, path: Path) -> list[_Part]:
+def _parts_of(chosen: Chosen) -> list[_Part]:
     parts: list[_Part] = []
     before = 0
     for segment in chosen.segments:
         runs = segment.runs()
         if segment.n_samples < 1:
-            raise fault(path, chosen.name, f"has no samples in segment {segment.place}.")
+            raise Unfit(f"has no samples in segment {segment.place}.")
         parts.append(_Part(segment.place, segment.n_samples, before, runs))
         before += segment.n_samples
     return parts
 
 
-def _ends(chosen: Chosen, path: Path) -> tuple[str, np.dtype]:
+def _ends(chosen: Chosen) -> tuple[str, np.dtype]:
     """A digest of the first and the last samples of each segment, and the dtype of all.
 
     The last ones are there only if the file is as long as it has to be.
@@ -460,20 +449,19 @@ def _ends(chosen: Chosen, path: Path) -> tuple[str, np.dtype]:
     for segment, columns in zip(chosen.segments, chosen.columns, strict=True):
         n = segment.n_samples
         for begin, end in ((0, min(_COMPARED, n)), (max(n - _COMPARED, 0), n)):
-            found = segment.samples(begin, end, columns)
-            if found.shape != (end - begin, len(columns)):
-                raise fault(
-                    path,
-                    chosen.name,
-                    f"has {len(columns)} channels in its header, and samples of shape {found.shape}; allowed is "
-                    f"({end - begin}, {len(columns)}).",
-                )
+            found = _checked_samples(segment, begin, end, columns)
             digest.update(found.tobytes())
             dtypes.add(found.dtype)
     if len(dtypes) > 1 or next(iter(dtypes)).kind not in "iuf":
-        names = ", ".join(sorted(map(str, dtypes)))
-        raise fault(path, chosen.name, f"has samples of dtype {names}; allowed are integers and floats.")
+        raise Unfit(f"has samples of dtype {', '.join(sorted(map(str, dtypes)))}; allowed are integers and floats.")
     return digest.hexdigest()[:16], dtypes.pop()
+
+
+def _checked_samples(segment: Segment, begin: int, end: int, columns: list[int]) -> npt.NDArray:
+    found, expected = segment.samples(begin, end, columns), (end - begin, len(columns))
+    if found.shape != expected:
+        raise Unfit(f"gives samples {begin} to {end} with shape {found.shape}; its header says {expected}.")
+    return found
 
 
 def _runs_between(runs: Runs, begin: int, end: int, rate: float) -> Iterator[tuple[int, int, float]]:
@@ -528,7 +516,7 @@ class ChosenChannels:
         return replace(message, data=data, axes=axes, attrs={**message.attrs, **gains})
 
 
-def scaling_of(channels: Channels, path: Path, name: str) -> tuple[dict[str, object], str]:
+def scaling_of(channels: Channels) -> tuple[dict[str, object], str]:
     """The scaling in the words of ezmsg-nwb's attrs, and a digest of it and of the labels.
 
     Raises:
@@ -536,20 +524,18 @@ def scaling_of(channels: Channels, path: Path, name: str) -> tuple[dict[str, obj
             voltage, or of several offsets.
     """
     if not 0 < channels.rate < math.inf:
-        raise fault(path, name, f"has a rate of {channels.rate} Hz; allowed is a finite number above 0.")
+        raise Unfit(f"has a rate of {channels.rate} Hz; allowed is a finite number above 0.")
     if not (np.isfinite(channels.gains).all() and np.isfinite(channels.offsets).all()):
-        raise fault(
-            path, name, f"has gains {channels.gains} and offsets {channels.offsets}; allowed are finite numbers."
-        )
+        raise Unfit(f"has gains {channels.gains} and offsets {channels.offsets}; allowed are finite numbers.")
     gains, offsets, units = channels.gains, channels.offsets, set(channels.units)
     volts = np.array([volts_of(unit) or np.nan for unit in channels.units])
     is_voltage = bool(np.isfinite(volts).all())
     if is_voltage:
         gains, offsets, units = gains * volts, offsets * volts, {"volts"}
     if len(units) > 1:
-        raise fault(path, name, f"has channels in the units {sorted(units)}; allowed is one unit, or voltages.")
+        raise Unfit(f"has channels in the units {sorted(units)}; allowed is one unit, or voltages.")
     if not np.all(offsets == offsets[0]):
-        raise fault(path, name, f"has channels with the offsets {sorted(set(offsets))}; allowed is one for all.")
+        raise Unfit(f"has channels with the offsets {sorted(set(offsets))}; allowed is one for all.")
     scaling = Scaling(one_gain(gains), float(offsets[0]), units.pop(), is_voltage).as_attrs()
     parts = [repr(channels.labels), repr(channels.kinds)]
     parts += [f"{key}={value.tolist()!r}" for key, value in channels.more.items()]
@@ -565,22 +551,20 @@ def describe(recorded: Sequence[Sampled], path: Path) -> tuple[StreamInfo, ...]:
             if stream.sampled.problem is not None:
                 raise stream.sampled.problem
             with faults_of(path, stream.name):
-                found.append(_described(stream, path))
+                found.append(_described(stream))
         except (OSError, ValueError) as error:
             found.append(unreadable(stream.name, error))
     return tuple(found)
 
 
-def _described(stream: Stream, path: Path) -> StreamInfo:
+def _described(stream: Stream) -> StreamInfo:
     headers = [segment.channels.of(stream.columns(segment)) for segment in stream.sampled.segments]
-    scaling, _ = scaling_of(headers[0], path, stream.name)
+    scaling, _ = scaling_of(headers[0])
     segments = []
     for segment, header in zip(stream.sampled.segments, headers, strict=True):
-        runs = segment.runs()
-        gaps = tuple(int(first) for first in runs.firsts[1:])
-        other = tuple(differing_entries(headers[0], header))
-        duration = segment.n_samples / header.rate
-        segments.append(SegmentInfo(segment.n_samples, float(runs.times[0]), duration, gaps, other))
+        runs, n = segment.runs(), segment.n_samples
+        gaps, other = tuple(runs.firsts[1:].tolist()), tuple(differing_entries(headers[0], header))
+        segments.append(SegmentInfo(n, float(runs.times[0]), n / header.rate, gaps, other))
     first = stream.sampled.segments[0]
     sample = first.samples(0, min(first.n_samples, 1), stream.columns(first))
     gains = np.atleast_1d(np.asarray(scaling["nwb_scaling_gain"], np.float64))

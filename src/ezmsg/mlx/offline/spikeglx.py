@@ -6,15 +6,14 @@ the meta files of a whole folder and gives what the first one says to all; see d
 
 from __future__ import annotations
 
-import functools
 import re
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from .reading import Runs, fault, faults_of, one_run
+from .reading import Runs, Unfit, fault, faults_of, one_run
 from .signals import ANALOG, AUXILIARY, DIGITAL, ELECTRODE, SYNC, Channels, FlatSegment, Sampled, whole_samples
 
 _DTYPE = np.dtype("<i2")
@@ -55,8 +54,7 @@ Meta: typing.TypeAlias = dict[str, str]
 def locate(path: Path) -> Path | None:
     """See :attr:`ezmsg.mlx.RecordingFormat.locate`."""
     if path.suffix.lower() in (".bin", ".meta") and path.is_file():
-        pair = _pair(path)
-        return pair[0] if pair else None
+        return pair[0] if (pair := _pair(path)) else None
     return path if path.is_dir() and next(_files_in(path, deepest=2), None) else None
 
 
@@ -73,7 +71,7 @@ def sampled_in(path: Path) -> list[Sampled]:
         pair = _pair(path)
         if pair is None:
             raise fault(path, None, "has no file of samples and no meta file with its name beside it.")
-        return [_sampled(_stream_name(pair[0]), [_segment(pair[0])])]
+        return [_sampled(_stream_name(pair[0]), [pair[0]])]
     found: dict[str, list[Path]] = {}
     for file in sorted(_files_in(path), key=_order):
         found.setdefault(_stream_name(file), []).append(file)
@@ -82,25 +80,23 @@ def sampled_in(path: Path) -> list[Sampled]:
     return [_sampled_or_problem(name, files) for name, files in found.items()]
 
 
-def _sampled(name: str, segments: Sequence[FlatSegment]) -> Sampled:
-    is_beside = ELECTRODE not in segments[0].channels.kinds
-    return Sampled(name, name, list(segments), is_beside, _SUFFIXES)
+def _sampled(name: str, files: Sequence[Path]) -> Sampled:
+    segments = [_segment(file) for file in files]
+    return Sampled(name, name, [*segments], ELECTRODE not in segments[0].channels.kinds, _SUFFIXES)
 
 
 def _sampled_or_problem(name: str, files: Sequence[Path]) -> Sampled:
     try:
-        return _sampled(name, [_segment(file) for file in files])
+        return _sampled(name, files)
     except (OSError, ValueError) as error:
         return Sampled(name, name, [], problem=error)
 
 
 def _pair(path: Path) -> tuple[Path, Path] | None:
     """The files of samples and of meta data; a suffix may be in capitals."""
-    both = [
-        next((file for suffix in (kind, kind.upper()) if (file := path.with_suffix(suffix)).is_file()), None)
-        for kind in (".bin", ".meta")
-    ]
-    return (both[0], both[1]) if both[0] and both[1] else None
+    named = ((path.with_suffix(kind), path.with_suffix(kind.upper())) for kind in (".bin", ".meta"))
+    samples, meta = (next((file for file in either if file.is_file()), None) for either in named)
+    return (samples, meta) if samples and meta else None
 
 
 def _files_in(folder: Path, deepest: int = 64) -> Iterator[Path]:
@@ -131,8 +127,7 @@ def _stream_name(file: Path) -> str:
 
 
 def _meta_file(file: Path) -> Path:
-    pair = _pair(file)
-    return pair[1] if pair else file.with_suffix(".meta")
+    return pair[1] if (pair := _pair(file)) else file.with_suffix(".meta")
 
 
 def _read(file: Path) -> Meta:
@@ -147,29 +142,26 @@ def _segment(file: Path) -> FlatSegment:
     with faults_of(meta_file):
         meta = _read(meta_file)
         device = next((each for each in _PARTS if meta.get("typeThis", "imec").startswith(each)), "imec")
-        channels = _channels(meta, device, meta_file)
+        channels = _channels(meta, device)
         start = int(meta.get("firstSample", 0)) / channels.rate if channels.rate else 0.0
         n_samples = whole_samples(file, 0, len(channels.labels), _DTYPE)
         announced = int(meta.get("fileSizeBytes", 0))
-    find_runs = functools.partial(_find_runs, announced, start, meta_file)
+
+    def find_runs(segment: FlatSegment) -> Runs:
+        if announced not in (0, size := file.stat().st_size):
+            raise fault(file, None, f"has {size} bytes, but {meta_file} says fileSizeBytes={announced}.")
+        return one_run(start)
+
     return FlatSegment(channels, n_samples, file.name, file, _DTYPE, 0, find_runs)
 
 
-def _find_runs(announced: int, start: float, meta_file: Path, segment: FlatSegment) -> Runs:
-    """One run from *start* on, if the file is as long as its meta file announces."""
-    size = segment.file.stat().st_size
-    if announced and announced != size:
-        raise fault(segment.file, None, f"has {size} bytes, but {meta_file} says fileSizeBytes={announced}.")
-    return one_run(start)
-
-
-def _channels(meta: Meta, device: str, file: Path) -> Channels:
-    labels = _labels(meta, device, file)
+def _channels(meta: Meta, device: str) -> Channels:
+    labels = _labels(meta, device)
     prefix = _PREFIXES[device]
-    gain_of = _GAINS[device](meta, file)
+    gain_of = _GAINS[device](meta)
     most = int(meta.get(f"{prefix}MaxInt", 0)) or (32768 if device == "nidq" else _MOST.get(_probe_type(meta), 512))
     volts_per_count = float(meta[f"{prefix}AiRangeMax"]) / most
-    kinds = [_kind(label, file) for label in labels]
+    kinds = [_kind(label) for label in labels]
     is_digital = [kind in (SYNC, DIGITAL) for kind in kinds]
     gains = [1.0 if no else volts_per_count / gain_of(label) for label, no in zip(labels, is_digital, strict=True)]
     return Channels(
@@ -182,34 +174,29 @@ def _channels(meta: Meta, device: str, file: Path) -> Channels:
     )
 
 
-def _kind(label: str, file: Path) -> str:
+def _kind(label: str) -> str:
     if label[:2] not in _KINDS:
-        raise fault(file, None, f"has a channel {label!r}; known are those that begin with {', '.join(_KINDS)}.")
+        raise Unfit(f"has a channel {label!r}; known are those that begin with {', '.join(_KINDS)}.")
     return _KINDS[label[:2]]
 
 
-def _labels(meta: Meta, device: str, file: Path) -> list[str]:
-    """The labels of the channels, which the entries about their choice and their number must agree with.
-
-    Raises:
-        ValueError: They do not.
-    """
+def _labels(meta: Meta, device: str) -> list[str]:
+    """The labels of the channels, which the entries about their choice and their number must agree with."""
     key = _PARTS[device]
-    n_saved, counts = int(meta["nSavedChans"]), [int(each) for each in meta[key].split(",")] if key in meta else None
+    n_saved = int(meta["nSavedChans"])
     listed = re.findall(r"\(([A-Z]+\d+);", meta.get("snsChanMap", ""))
-    labels = listed or _labels_by_number(meta, key, n_saved, file)
+    labels = listed or _labels_by_number(meta, key, n_saved)
     if len(labels) != n_saved:
-        raise fault(file, None, f"says nSavedChans={n_saved}, but names {len(labels)} channels in snsChanMap.")
-    if counts is not None:
-        named = [sum(label[:2] == letters for label in labels) for letters in _LETTERS[key]]
-        if named != counts:
-            raise fault(file, None, f"says nSavedChans={n_saved} and names {n_saved} channels, but {key}={meta[key]}.")
+        raise Unfit(f"says nSavedChans={n_saved}, but names {len(labels)} channels in snsChanMap.")
+    named = [sum(label[:2] == letters for label in labels) for letters in _LETTERS[key]]
+    if key in meta and named != [int(each) for each in meta[key].split(",")]:
+        raise Unfit(f"says nSavedChans={n_saved} and names {n_saved} channels, but {key}={meta[key]}.")
     if listed and device == "imec":
-        _check_choice(meta, labels, file)
+        _check_choice(meta, labels)
     return labels
 
 
-def _labels_by_number(meta: Meta, key: str, n_saved: int, file: Path) -> list[str]:
+def _labels_by_number(meta: Meta, key: str, n_saved: int) -> list[str]:
     """Labels where the meta file names none: from the numbers that were saved of those that were acquired."""
     acquired = meta.get("acq" + key.removeprefix("sns"), meta.get(key, ""))
     numbered = [
@@ -222,11 +209,11 @@ def _labels_by_number(meta: Meta, key: str, n_saved: int, file: Path) -> list[st
         return numbered
     numbers = _numbers(saved)
     if max(numbers, default=0) >= len(numbered):
-        raise fault(file, None, f"says snsSaveChanSubset={saved} of {len(numbered)} channels ({n_saved} were saved).")
+        raise Unfit(f"says snsSaveChanSubset={saved} of {len(numbered)} channels ({n_saved} were saved).")
     return [numbered[number] for number in numbers]
 
 
-def _check_choice(meta: Meta, labels: list[str], file: Path) -> None:
+def _check_choice(meta: Meta, labels: list[str]) -> None:
     """Refuse a map that names other electrodes than those that were saved: which gain is whose would be a guess."""
     saved = meta.get("snsSaveChanSubset", "all")
     if saved in ("", "all"):
@@ -235,8 +222,7 @@ def _check_choice(meta: Meta, labels: list[str], file: Path) -> None:
     for label, number in zip(labels, _numbers(saved), strict=False):
         begin = {"AP": 0, "LF": n_ap}.get(label[:2])
         if begin is not None and begin + int(label[2:]) != number:
-            said = f"says snsSaveChanSubset={saved}, but names {label} where that has channel {number}."
-            raise fault(file, None, said)
+            raise Unfit(f"says snsSaveChanSubset={saved}, but names {label} where that has channel {number}.")
 
 
 def _numbers(ranges: str) -> list[int]:
@@ -261,12 +247,8 @@ def _table(meta: Meta) -> list[list[str]]:
     return [re.split(r"[ ,]+", row.strip()) for row in rows] or [[""]]
 
 
-def _gains_of_probe(meta: Meta, file: Path) -> Callable[[str], float]:
-    """A function that gives the gain of a channel by its label.
-
-    Raises:
-        ValueError: It is in no entry, and the type of the probe does not say it either.
-    """
+def _gains_of_probe(meta: Meta) -> Callable[[str], float]:
+    """A function that gives the gain of a channel by its label."""
     probe = _probe_type(meta)
     header, *rows = _table(meta)
     if probe in _GAINS_BY_CHANNEL:
@@ -274,8 +256,8 @@ def _gains_of_probe(meta: Meta, file: Path) -> Callable[[str], float]:
 
         def of_channel(label: str) -> float:
             if label[2:] not in by_number:
-                raise fault(file, None, f"has no gains of {label} in imroTbl.")
-            return _positive(by_number[label[2:]][label[:2]], "imroTbl", file)
+                raise Unfit(f"has no gains of {label} in imroTbl.")
+            return _positive(by_number[label[2:]][label[:2]], "imroTbl")
 
         return of_channel
     if "imChan0apGain" in meta:
@@ -286,26 +268,26 @@ def _gains_of_probe(meta: Meta, file: Path) -> Callable[[str], float]:
         gains = {"AP": str(_ONE_GAIN[probe])}
     else:
         said = f"{meta.get('imDatPrb_pn', 'no part number')} of type {probe}"
-        raise fault(file, None, f"is of a probe whose gain is not known ({said}), and has no imChan0apGain.")
+        raise Unfit(f"is of a probe whose gain is not known ({said}), and has no imChan0apGain.")
     # CatGT makes LF files of probes that have no such channels, with the gain of the others.
     if float(gains.get("LF", 0)) == 0:
         gains["LF"] = gains["AP"]
-    return lambda label: _positive(gains[label[:2]], "the gain", file)
+    return lambda label: _positive(gains[label[:2]], "the gain")
 
 
-def _gains_of_nidq(meta: Meta, file: Path) -> Callable[[str], float]:
+def _gains_of_nidq(meta: Meta) -> Callable[[str], float]:
     gains = {"MN": meta.get("niMNGain", "1"), "MA": meta.get("niMAGain", "1"), "XA": "1"}
-    return lambda label: _positive(gains[label[:2]], f"ni{label[:2]}Gain", file)
+    return lambda label: _positive(gains[label[:2]], f"ni{label[:2]}Gain")
 
 
-def _gains_of_onebox(meta: Meta, file: Path) -> Callable[[str], float]:
-    return lambda label: 1.0
+_GAINS: Mapping[str, Callable[[Meta], Callable[[str], float]]] = {
+    "imec": _gains_of_probe,
+    "nidq": _gains_of_nidq,
+    "obx": lambda meta: lambda label: 1.0,
+}
 
 
-_GAINS = {"imec": _gains_of_probe, "nidq": _gains_of_nidq, "obx": _gains_of_onebox}
-
-
-def _positive(text: str, entry: str, file: Path) -> float:
+def _positive(text: str, entry: str) -> float:
     if not (value := float(text)) > 0:
-        raise fault(file, None, f"has a gain of {text} in {entry}; allowed is a number above 0.")
+        raise Unfit(f"has a gain of {text} in {entry}; allowed is a number above 0.")
     return value
