@@ -606,5 +606,5 @@ def test_so_much_is_kept_in_memory_and_no_more(tmp_path):
     with opened(tmp_path / "r.zarr", chunk_mb=1000 * 8 / 2**20) as sink:
         for _ in range(50):
             sink.append(message(np.zeros((300, 1))))
-            assert sink._results.rest[1].size < 1000
+            assert sink._results.waiting.rest[1].size < 1000
         sink.commit()

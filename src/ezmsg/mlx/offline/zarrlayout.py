@@ -74,27 +74,25 @@ class ResultLayout:
             raise TypeError(f"Results have dtype {values.dtype}, which cannot become {self.dtype!r}.")
         return numpy_to_integers(values, self.dtype) if is_integer(self.dtype) else values.astype(self.dtype)
 
-    def chunks(self, row: Sequence[int], dtype: np.dtype, n_rows: int | None) -> tuple[int, ...]:
+    def chunks(self, row: Sequence[int], dtype: np.dtype, n_rows: int) -> tuple[int, ...]:
         """The lengths of a chunk.
 
         Args:
             row: Shape of the results at one time.
             dtype: Of the results.
-            n_rows: Rows that a chunk is to divide, if it can; None for no such number.
+            n_rows: Rows that a chunk is to divide, if it can; 0 for no such number.
         """
         n_bytes = max(dtype.itemsize * math.prod(row), 1)
         most = self.chunk_samples or max(int(self.chunk_mb * 2**20 / n_bytes), 1)
-        rest = list(row)
-        if rest and self.chunk_channels is not None:
-            rest[0] = min(self.chunk_channels, rest[0])
-        return (rows_of_chunk(most, n_rows), *rest)
+        first = [min(self.chunk_channels or length, length) for length in row[:1]]
+        return (rows_of_chunk(most, n_rows), *first, *row[1:])
 
     def __str__(self) -> str:
         """Conversions that values depend on; empty where they are as the chain gives them."""
         return "" if self.dtype is None else f"results as {self.dtype}"
 
 
-def rows_of_chunk(most: int, n_rows: int | None) -> int:
+def rows_of_chunk(most: int, n_rows: int) -> int:
     """Length of a chunk: the largest divisor of *n_rows* that is *most* at most; *most* without such a number."""
     if not n_rows:
         return most
@@ -148,13 +146,10 @@ def labels_of(message: AxisArray, dims: list[str], taken: set[str]) -> list[tupl
         ValueError: An axis has another length than the data, or a name among *taken* or that of another.
         TypeError: Its values are neither numbers nor text.
     """
-    found = [
-        (name_of_array(name), name_of_array(dim), values)
-        for dim in dims
-        for name, values in _coordinates(
-            message.axes.get(dim), dim, message.data.shape[message.dims.index(dim)]
-        ).items()
-    ]
+    found = []
+    for dim in dims:
+        values_of = _coordinates(message.axes.get(dim), dim, message.data.shape[message.dims.index(dim)])
+        found += [(name_of_array(name), name_of_array(dim), values) for name, values in values_of.items()]
     names = [*taken, *(name for name, _, _ in found)]
     for name in (*map(name_of_array, dims), *names):
         if name in taken & set(dims) or names.count(name) > 1:
@@ -163,12 +158,7 @@ def labels_of(message: AxisArray, dims: list[str], taken: set[str]) -> list[tupl
 
 
 def _coordinates(axis: AxisBase | None, dim: str, length: int) -> dict[str, npt.NDArray]:
-    """The values of an axis under the names of their arrays; of records, each field as ``<dim>_<field>``.
-
-    Raises:
-        ValueError: It has another length than the data.
-        TypeError: Its values are neither numbers nor text.
-    """
+    """The values of an axis under the names of their arrays; of records, each field as ``<dim>_<field>``."""
     if isinstance(axis, LinearAxis):
         return {dim: value_at(axis, np.arange(length))}
     if not isinstance(axis, CoordinateAxis):
@@ -229,11 +219,7 @@ def plain_attributes(attrs: Mapping[str, object]) -> dict[str, object]:
 
 
 def _json(value: object) -> object:
-    """*value* as JSON holds it; what is not finite becomes text, since JSON has no number for it.
-
-    Raises:
-        TypeError: JSON does not hold it.
-    """
+    """*value* as JSON holds it, else TypeError; what is not finite becomes text, since JSON has no number for it."""
     if is_mlx_array(value):
         value = mlx_to_numpy(value)
     if isinstance(value, np.ndarray) and value.dtype.names is None:
@@ -296,22 +282,19 @@ class RowBuffer:
 
     def take(self, times: npt.NDArray, rows: npt.NDArray) -> Iterator[Rows]:
         """Add rows, which are copied; the chunks that they fill, each valid until the next one is asked for."""
-        first = 0
-        while first < len(rows):
-            if not self.n and len(rows) - first >= self._size:
-                yield times[first : first + self._size], rows[first : first + self._size]
-                first += self._size
-                continue
-            if len(self._rows) != self._size:
-                self._times = np.empty((self._size,), times.dtype)
-                self._rows = np.empty((self._size, *rows.shape[1:]), rows.dtype)
-            n = min(self._size - self.n, len(rows) - first)
-            self._times[self.n : self.n + n] = times[first : first + n]
-            self._rows[self.n : self.n + n] = rows[first : first + n]
-            self.n, first = self.n + n, first + n
-            if self.n == self._size:
-                self.n = 0
-                yield self._times, self._rows
+        while len(rows):
+            n = min(self._size - self.n, len(rows))
+            if n == self._size:
+                yield times[:n], rows[:n]
+            else:
+                if len(self._rows) != self._size:
+                    self._times = np.empty((self._size,), times.dtype)
+                    self._rows = np.empty((self._size, *rows.shape[1:]), rows.dtype)
+                self._times[self.n : self.n + n], self._rows[self.n : self.n + n] = times[:n], rows[:n]
+                self.n = (self.n + n) % self._size
+                if not self.n:
+                    yield self._times, self._rows
+            times, rows = times[n:], rows[n:]
 
     @property
     def rest(self) -> Rows:
@@ -384,10 +367,13 @@ DIMENSIONS = "_ARRAY_DIMENSIONS"
 
 def new_group(path: Path) -> zarr.Group:
     """An empty group in place of whatever is there."""
-    zarr = import_extra("zarr")
     # The same format from both major versions, which call the argument differently.
-    version = {"zarr_format" if int(zarr.__version__.split(".")[0]) > 2 else "zarr_version": 2}
-    return zarr.open_group(str(path), mode="w", **version)
+    return import_extra("zarr").open_group(str(path), mode="w", **{"zarr_format" if is_zarr_3() else "zarr_version": 2})
+
+
+def is_zarr_3() -> bool:
+    """Whether the version of zarr-python that is installed is 3 or later."""
+    return int(import_extra("zarr").__version__.split(".")[0]) > 2
 
 
 def add_array(
@@ -397,18 +383,17 @@ def add_array(
     shape: tuple[int, ...],
     chunks: tuple[int, ...],
     dtype: np.dtype,
+    attributes: Mapping[str, object],
     compressor: Compressor = "default",
-    attributes: Mapping[str, object] | None = None,
 ) -> zarr.Array:
     """A new array with named dimensions."""
-    is_new = hasattr(group, "create_array")  # in Zarr 3
-    create = group.create_array if is_new else group.create_dataset
+    create = group.create_array if is_zarr_3() else group.create_dataset
     # Both versions call it differently, and have their own default.
-    options = {} if compressor == "default" else {"compressors" if is_new else "compressor": compressor}
+    options = {} if compressor == "default" else {"compressors" if is_zarr_3() else "compressor": compressor}
     chunks = tuple(max(length, 1) for length in chunks)
     array = create(name, shape=shape, chunks=chunks, dtype=dtype, fill_value=None, **options)
     # All at once, since each time the file of the attributes is written anew.
-    array.attrs.put({DIMENSIONS: dims, **(attributes or {})})
+    array.attrs.put({DIMENSIONS: dims, **attributes})
     return array
 
 
@@ -416,8 +401,7 @@ def add_labels(group: typing.Any, message: AxisArray, labels: list[tuple[str, st
     """Arrays of labels: for each its name, its dimension and its values."""
     for name, dim, values in labels:
         about = attributes_of_axis(message, dim)
-        array = add_array(group, name, [dim], values.shape, values.shape, values.dtype, attributes=about)
-        array[:] = values
+        add_array(group, name, [dim], values.shape, values.shape, values.dtype, about)[:] = values
 
 
 def attributes_of_data(message: AxisArray, dims: list[str], labels: list[str]) -> dict[str, object]:
@@ -448,6 +432,4 @@ def attributes_of_axis(message: AxisArray, dim: str) -> dict[str, object]:
 
 def consolidate(path: Path) -> None:
     """Put what is known of all arrays into one file, which xarray asks for."""
-    zarr = import_extra("zarr")
-    version = {"zarr_format": 2} if int(zarr.__version__.split(".")[0]) > 2 else {}
-    zarr.consolidate_metadata(str(path), **version)
+    import_extra("zarr").consolidate_metadata(str(path), **({"zarr_format": 2} if is_zarr_3() else {}))

@@ -32,7 +32,6 @@ from .zarrlayout import (
     DIMENSIONS,
     ResultLayout,
     RowBuffer,
-    Rows,
     RowWriter,
     add_array,
     add_labels,
@@ -54,8 +53,8 @@ if typing.TYPE_CHECKING:
 
 _SECONDS_BETWEEN_TRIES = 0.2
 
-_held: set[int] = set()
-"""Descriptors of the locks that this process holds."""
+_held: set[FolderLock] = set()
+"""The locks that this process holds."""
 
 
 class FolderLock:
@@ -76,24 +75,27 @@ class FolderLock:
 
     def __init__(self, folder: Path, wait: float, what: Path) -> None:
         self._descriptor: int | None = _locked(folder, wait, what)
-        self._process = os.getpid()
-        _held.add(self._descriptor)
+        _held.add(self)
 
     def release(self) -> None:
         """Let others have it. In a forked child this does nothing, since the lock is its parent's."""
-        if self._descriptor is None or self._process != os.getpid():
-            return
-        descriptor, self._descriptor = self._descriptor, None
-        _held.discard(descriptor)
-        # Closing alone would leave it locked as long as a copy of the descriptor is open elsewhere.
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
+        if self._descriptor is not None:
+            # Closing alone would leave it locked as long as a copy of the descriptor is open elsewhere.
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            self.forget()
+
+    def forget(self) -> None:
+        """Close what this process has of it."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._descriptor = None
+        _held.discard(self)
 
 
 def _forget_inherited() -> None:
     # The lock belongs to the open file, which a child shares: it would stay locked until both have ended.
-    while _held:
-        os.close(_held.pop())
+    for lock in [*_held]:
+        lock.forget()
 
 
 os.register_at_fork(after_in_child=_forget_inherited)
@@ -196,7 +198,7 @@ class _Results:
         self._axes: dict[str, AxisBase | None] = {}
         """Of the first results, but for the stream axis."""
         self._writers: dict[str, RowWriter] = {}
-        self._waiting = RowBuffer(0)
+        self.waiting = RowBuffer(0)
         """Times and rows that fill no chunk yet."""
 
     @property
@@ -204,18 +206,13 @@ class _Results:
         """Length of a chunk."""
         return self.arrays["data"].chunks[0]
 
-    @property
-    def rest(self) -> Rows:
-        """Times and rows that fill no chunk yet."""
-        return self._waiting.rest
-
     def open(self, times: str) -> None:
         """Go on with the group that is there, in which the times of the rows are called *times*."""
         group = import_extra("zarr").open_group(str(self._folder), mode="r+")
         self.times = times
         self.arrays = {name: typing.cast("zarr.Array", group[name]) for name in ("data", times)}
         self._writers = {name: RowWriter(array, self._folder) for name, array in self.arrays.items()}
-        self._waiting = RowBuffer(self.rows_per_chunk)
+        self.waiting = RowBuffer(self.rows_per_chunk)
 
     def append(self, message: AxisArray) -> None:
         """Add the rows of a message, see :meth:`ZarrSink.append`."""
@@ -247,7 +244,14 @@ class _Results:
         about = attributes_of_data(message, dims, [name for name, _, _ in labels])
         if not is_there(self._folder):
             new = self._folder.with_name(f"{self._folder.name}.{uuid.uuid4().hex}")
-            self._make(new_group(new), message, dims, data, labels, about)
+            group, (n_rows, length) = new_group(new), (self._borders[-1], self._borders[1]) if self._borders else (0, 0)
+            chunks = self._layout.chunks(data.shape[1:], data.dtype, length)
+            shape, compressor = (n_rows, *data.shape[1:]), self._layout.compressor
+            add_array(group, "data", dims, shape, chunks, data.dtype, about, compressor)
+            of_times = attributes_of_axis(message, resolve_stream_dim(message))
+            add_array(group, self.times, dims[:1], shape[:1], chunks[:1], np.dtype(np.float64), of_times)
+            add_labels(group, message, labels)
+            group.attrs["key"] = message.key
             try:
                 os.rename(new, self._folder)
             except OSError:
@@ -261,28 +265,9 @@ class _Results:
         if known != given:
             raise ValueError(f"Results have attributes and labels {given}, those of other pieces have {known}.")
 
-    def _make(
-        self,
-        group: zarr.Group,
-        message: AxisArray,
-        dims: list[str],
-        data: npt.NDArray,
-        labels: list[tuple[str, str, npt.NDArray]],
-        about: dict[str, object],
-    ) -> None:
-        n_rows, rest = (self._borders[-1] if self._borders else 0), data.shape[1:]
-        length = self._borders[1] if self._borders else None
-        chunks = self._layout.chunks(rest, data.dtype, length)
-        of_times = attributes_of_axis(message, resolve_stream_dim(message))
-        add_array(group, "data", dims, (n_rows, *rest), chunks, data.dtype, self._layout.compressor, about)
-        kind = np.dtype(np.float64)
-        add_array(group, self.times, dims[:1], (n_rows,), chunks[:1], kind, attributes=of_times)
-        add_labels(group, message, labels)
-        group.attrs["key"] = message.key
-
     def take(self, when: npt.NDArray, rows: npt.NDArray) -> None:
         """Add rows with their times, and write the chunks that they fill."""
-        for chunk in self._waiting.take(when, rows):
+        for chunk in self.waiting.take(when, rows):
             self._write(*chunk)
 
     def _write(self, when: npt.NDArray, rows: npt.NDArray) -> None:
@@ -295,8 +280,8 @@ class _Results:
 
     def write_rest(self) -> None:
         """Write the rows that fill no chunk."""
-        if self._waiting.n:
-            self._write(*self._waiting.rest)
+        if self.waiting.n:
+            self._write(*self.waiting.rest)
 
     def sync(self, first: int) -> None:
         """Wait until the rows from number *first* on are on the disk."""
@@ -532,7 +517,7 @@ class ZarrSink:
         results = self._results
         if results.arrays:
             saved |= {"n_written": results.n_written, "checksum": results.checksum}
-            saved |= {"times": results.times, "waiting": results.rest}
+            saved |= {"times": results.times, "waiting": results.waiting.rest}
         write_durably(self.partial / "checkpoint", pack(saved, ()))
 
     def piece(self, number: int, borders: Sequence[int]) -> ZarrPiece:
