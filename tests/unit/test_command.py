@@ -679,5 +679,5 @@ def test_events_are_documented():
         name = event.__name__.lower()
         (line,) = re.findall(rf"^\| `{name}` \| .*$", page, re.M)
         assert re.findall(r"`(\w+)`", line) == [name, *event.__dataclass_fields__], name
-    for status in (process.DONE, process.SOME_FAILED, process.USAGE, process.INTERRUPTED):
+    for status in (jobs.DONE, jobs.SOME_FAILED, jobs.USAGE, jobs.INTERRUPTED):
         assert re.search(rf"^\| {status} \|", page, re.M)

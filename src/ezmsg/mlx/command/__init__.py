@@ -13,7 +13,7 @@ import os
 import sys
 from importlib import metadata
 
-from .options import BROKEN_PIPE, DONE, INTERRUPTED, USAGE, Parser
+from .options import BROKEN_PIPE, DONE, INTERRUPTED, USAGE, Parser, UsageError
 
 __all__ = ["main"]
 
@@ -117,7 +117,7 @@ def _run(arguments: list[str] | None) -> int:
 
             return memory.main(given.arguments, prog, Parser)
         return importlib.import_module(f".{given.command}", __package__).main(prog, given.arguments)
-    except ImportError as error:
+    except (ImportError, UsageError) as error:
         print(f"{prog}: error: {error}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:

@@ -60,7 +60,7 @@ def main(prog: str, arguments: list[str]) -> int:
         try:
             recordings = recordings_in(Path(text), given.get("format"))
         except UsageError as error:
-            print(f"{prog}: error: argument {error.option}: {error}", file=sys.stderr)
+            print(f"{prog}: error: {error}", file=sys.stderr)
             status = USAGE
             continue
         for recording in recordings:

@@ -14,9 +14,8 @@ import re
 import sys
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 if typing.TYPE_CHECKING:
     from ..offline import RecordingSource, ZarrSink
@@ -39,8 +38,7 @@ class UsageError(Exception):
     """
 
     def __init__(self, option: str, text: str) -> None:
-        super().__init__(text)
-        self.option = option
+        super().__init__(f"argument {option}: {text}")
 
 
 class Parser(argparse.ArgumentParser):
@@ -78,15 +76,10 @@ class _Argument(argparse.Action):
         name, equals, value = str(text).partition("=")
         if not equals or not name.isidentifier():
             parser.error(f"argument {option}: must be NAME=VALUE, got {text!r}")
-        known = getattr(options, self.dest) or {}
-        setattr(options, self.dest, {**known, name.replace("-", "_"): _value(value)})
-
-
-def _value(text: str) -> object:
-    try:
-        return ast.literal_eval(text)
-    except (SyntaxError, ValueError):
-        return text
+        found: object = value
+        with contextlib.suppress(SyntaxError, ValueError):
+            found = ast.literal_eval(value)
+        setattr(options, self.dest, {**(getattr(options, self.dest) or {}), name.replace("-", "_"): found})
 
 
 def add_recording_options(
@@ -171,23 +164,27 @@ def _compressor(text: str) -> str:
     )
 
 
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a finite number > 0, got {text!r}")
-    return value
+def _real(allowed: str, is_allowed: Callable[[float], bool]) -> Callable[[str], float]:
+    """A function that reads a number; *allowed* says which ones are, for the error."""
+
+    def read(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if is_allowed(value := float(text)):
+                return value
+        raise argparse.ArgumentTypeError(f"must be {allowed}, got {text!r}")
+
+    return read
+
+
+_positive = _real("a finite number > 0", lambda value: 0.0 < value < math.inf)
+_seconds = _real("a number > 0 or 'inf'", lambda value: value > 0.0)
+_margin = _real("a finite number >= 0 or 'exact'", lambda value: 0.0 <= value < math.inf)
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
     return int(text)
-
-
-FORM = 'the name of a ready chain (see --list-chains) or "module:function"'
 
 
 @dataclass(frozen=True)
@@ -284,7 +281,7 @@ class Job:
     options: Mapping[str, typing.Any]
     """How it is read: keyword arguments of :func:`ezmsg.mlx.offline.open_recording`."""
 
-    kept: ResultOptions = field(default_factory=dict)
+    kept: ResultOptions
     """How its results are kept."""
 
     def sink(self, path: str | os.PathLike | None = None) -> ZarrSink:
@@ -300,15 +297,8 @@ class Job:
         return open_recording(self.recording, **self.options)
 
 
-def find_jobs(
-    given: Iterable[str],
-    output: Path,
-    options: Mapping[str, typing.Any],
-    kept: ResultOptions = MappingProxyType({}),
-) -> list[Job]:
-    """The recordings that are given, and those in folders that are, by name.
-
-    The results of a recording in a folder below the one that is given go into a folder of the same name.
+def find_jobs(given: Iterable[str], output: Path, options: Mapping[str, typing.Any], kept: ResultOptions) -> list[Job]:
+    """The recordings that are given, and those in folders that are, whose results go into folders of the same names.
 
     Raises:
         UsageError: One is not there, a folder has none, or two have results of one name.
@@ -377,11 +367,12 @@ On a terminal there is a progress bar, elsewhere a line of JSON for each event.
 """
 
 
-class Options(typing.NamedTuple):
-    """The parsed options."""
+class Options(argparse.Namespace):
+    """The parsed options of ``process``."""
 
     jobs: list[Job]
     chain: ChainChoice
+    chain_name: str
     output: Path
     workers: int | None
     scheduler: str | None
@@ -414,13 +405,13 @@ def parse(prog: str, arguments: list[str]) -> Options:
         add_result_options(parser, names)
     except ValueError as error:
         parser.error(f"argument --chain: {error}")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(arguments, Options())
     if options.workers and options.scheduler:
         parser.error("argument --workers: not allowed with --scheduler, whose cluster has its own workers")
     parameters = {name: value for name in names if (value := getattr(options, name)) is not None}
-    chain = ChainChoice(options.chain, parameters)
+    options.chain = ChainChoice(options.chain_name, parameters)
     try:
-        factory = chain.factory()
+        factory = options.chain.factory()
     except ValueError as error:
         parser.error(f"argument --chain: {error}")
     try:
@@ -432,21 +423,10 @@ def parse(prog: str, arguments: list[str]) -> Options:
         parser.error(f"argument --{name.replace('_', '-')}: {kind}{error}")
     try:
         kept = result_options(options, names)
-        jobs = find_jobs(options.recordings, options.output, recording_options(options, "channels"), kept)
+        options.jobs = find_jobs(options.recordings, options.output, recording_options(options, "channels"), kept)
     except UsageError as error:
-        parser.error(f"argument {error.option}: {error}")
-    return Options(
-        jobs=jobs,
-        chain=chain,
-        output=options.output,
-        workers=options.workers,
-        scheduler=options.scheduler,
-        margin=options.margin,
-        tolerance=options.tolerance,
-        checkpoint_seconds=options.checkpoint,
-        dry_run=options.dry_run,
-        json=options.json,
-    )
+        parser.error(str(error))
+    return options
 
 
 def make_parser(prog: str) -> Parser:
@@ -454,43 +434,22 @@ def make_parser(prog: str) -> Parser:
     parser = Parser(prog, description=DESCRIPTION, epilog=EPILOG.format(prog=prog))
     add = parser.add_argument
     add("recordings", nargs="+", metavar="RECORDING", help="recordings, or folders of them")
-    add("--chain", required=True, metavar="CHAIN", help=f"what to run: {FORM}")
+    text = 'what to run: the name of a ready chain (see --list-chains) or "module:function"'
+    add("--chain", required=True, dest="chain_name", metavar="CHAIN", help=text)
     add("--list-chains", action="store_true", help="list the ready chains; --chain NAME --help tells their options")
     add("--output", required=True, type=_folder, metavar="FOLDER", help="where results go, as NAME.zarr")
     add("--workers", type=_count, metavar="N", help="run on N processes of this machine [1: in this process]")
     add("--scheduler", metavar="ADDRESS", help="run on the Dask cluster of this scheduler, whose workers see the files")
-    text = (
-        'seconds that a worker begins a piece earlier, or "exact" for recordings in one piece [follows from the chain]'
-    )
-    add("--margin", type=_margin, metavar="S", help=text)
+    text = 'seconds that a worker begins a piece earlier, or "exact" to cut no recording [follows from the chain]'
+    add("--margin", type=lambda text: text if text == "exact" else _margin(text), metavar="S", help=text)
     text = "what results of pieces may differ by from those of one run, as a share of the largest [1e-6]"
-    add("--tolerance", type=_tolerance, default=1e-6, metavar="X", help=text)
-    add("--checkpoint", type=_seconds, default=60.0, metavar="S", help='every S seconds, or "inf" for never [60]')
+    add("--tolerance", type=_positive, default=1e-6, metavar="X", help=text)
+    text = 'every S seconds, or "inf" for never [60]'
+    add("--checkpoint", type=_seconds, default=60.0, dest="checkpoint_seconds", metavar="S", help=text)
     add("--dry-run", action="store_true", help="say how long it will take and how large results are; write nothing")
     add("--json", action="store_true", help="lines of JSON on a terminal, too")
     add_recording_options(parser, of_channels=True)
     return parser
-
-
-def _seconds(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if (value := float(text)) > 0:
-            return value
-    raise argparse.ArgumentTypeError(f"must be a number > 0 or 'inf', got {text!r}")
-
-
-def _tolerance(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0 < (value := float(text)) < math.inf:
-            return value
-    raise argparse.ArgumentTypeError(f"must be a finite number > 0, got {text!r}")
-
-
-def _margin(text: str) -> float | str:
-    with contextlib.suppress(ValueError):
-        if text == "exact" or 0 <= float(text) < math.inf:
-            return text if text == "exact" else float(text)
-    raise argparse.ArgumentTypeError(f"must be a finite number >= 0 or 'exact', got {text!r}")
 
 
 def _folder(text: str) -> Path:

@@ -22,7 +22,6 @@ from .options import (
     DONE,
     INTERRUPTED,
     SOME_FAILED,
-    USAGE,
     Job,
     Options,
     Parser,
@@ -226,11 +225,7 @@ def main(prog: str, arguments: list[str]) -> int:
     import ezmsg.core as ez
 
     ez.logger.setLevel(os.environ.setdefault("EZMSG_LOGLEVEL", "WARNING").upper())
-    try:
-        return dry_run(options) if options.dry_run else run(options)
-    except UsageError as error:
-        print(f"{prog}: error: argument {error.option}: {error}", file=sys.stderr)
-        return USAGE
+    return dry_run(options) if options.dry_run else run(options)
 
 
 class _Run:
@@ -298,7 +293,10 @@ def run(options: Options) -> int:
     begin, status, problem, jobs = time.monotonic(), DONE, "", options.jobs
     with contextlib.ExitStack() as stack:
         workers = stack.enter_context(_workers(options))
-        _make_folder(options.output)
+        try:
+            options.output.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError("--output", f"{str(options.output)!r} cannot be made ({error.strerror})") from error
         view = stack.enter_context(contextlib.closing(view_for(options.json)))
         interrupts = stack.enter_context(Interrupts())
         run = _Run(jobs, view, interrupts.check)
@@ -336,13 +334,6 @@ def run(options: Options) -> int:
     if problem:
         print(problem, file=sys.stderr)
     return status
-
-
-def _make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError("--output", f"{str(path)!r} cannot be made ({error.strerror})") from error
 
 
 @contextlib.contextmanager

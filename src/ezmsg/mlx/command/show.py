@@ -22,9 +22,6 @@ def main(prog: str, arguments: list[str]) -> int:
     options = _parse(prog, arguments)
     try:
         _show(prog, options)
-    except UsageError as error:
-        print(f"{prog}: error: argument {error.option}: {error}", file=sys.stderr)
-        return USAGE
     except ImportError as error:
         extra = "" if "pip install" in str(error) else ': pip install "ezmsg-mlx[examples]"'
         print(f"{prog}: error: {error}{extra}", file=sys.stderr)
