@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 import pickle
+import re
 
 import ezmsg.core as ez
 import numpy as np
@@ -330,3 +331,20 @@ def test_a_function_in_a_chain_cannot_be_saved():
 def test_settings_that_differ_far_behind_the_point_are_others(one, other):
     """So that nobody goes on at a checkpoint of other settings, or takes their results for its own."""
     assert checkpoint.description(one) != checkpoint.description(other)
+
+
+def test_settings_that_differ_are_named_with_their_stage_also_inside_of_chains():
+    def recipe(weights, time_constant):
+        stages = [
+            ezmsg.mlx.EWMATransformer(time_constant=time_constant),
+            ezmsg.mlx.AffineTransformTransformer(weights=weights),
+        ]
+        return f"a.nwb x, 3 samples\n{checkpoint.description(ezmsg.mlx.ChainTransformer(make_chain=stages.copy))}"
+
+    one, other = recipe(np.eye(2), 0.1), recipe(2.0 * np.eye(2), 0.1)
+    (said,) = checkpoint.differing_settings(one, other)
+    assert re.fullmatch(
+        r"weights of AffineTransformTransformer is array\(.*2.*, there it is array\(.*", said, re.DOTALL
+    )
+    (said,) = checkpoint.differing_settings(one, recipe(np.eye(2), 0.2))
+    assert said == "time_constant of EWMATransformer is 0.2, there it is 0.1"

@@ -19,7 +19,7 @@ pytest.importorskip("pynwb")
 zarr = pytest.importorskip("zarr")
 
 from ezmsg.mlx import chains, command
-from ezmsg.mlx.command import info, process
+from ezmsg.mlx.command import info
 from ezmsg.mlx.command import options as jobs
 from ezmsg.mlx.command import options as resultoptions
 from ezmsg.mlx.command import progress as events

@@ -146,11 +146,7 @@ def _selftest_parser() -> Parser:
 
 
 def _completion(parser: Parser, shell: str) -> str:
-    """The script that completes the command in a shell.
-
-    Raises:
-        ImportError: shtab is not installed.
-    """
+    """The script that completes the command in a shell."""
     try:
         import shtab
     except ImportError as error:

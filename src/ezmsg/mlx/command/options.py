@@ -30,24 +30,14 @@ BROKEN_PIPE = 141
 
 
 class UsageError(Exception):
-    """An option asks for something that cannot be had.
-
-    Args:
-        option: The option, as it is written.
-        text: What is wrong.
-    """
+    """An option, as it is written, asks for something that cannot be had."""
 
     def __init__(self, option: str, text: str) -> None:
         super().__init__(f"argument {option}: {text}")
 
 
 class Parser(argparse.ArgumentParser):
-    """Reads options; wrong usage is one sentence and a hint.
-
-    Args:
-        prog: How the command is called.
-        options: Those of :class:`argparse.ArgumentParser`.
-    """
+    """Reads options; wrong usage is one sentence and a hint."""
 
     def __init__(self, prog: str, **options: typing.Any) -> None:
         formatter = argparse.RawDescriptionHelpFormatter
@@ -198,11 +188,7 @@ class ChainChoice:
     """Those of a ready chain that were given."""
 
     def factory(self) -> Callable[[], Stages]:
-        """A function that builds the chain.
-
-        Raises:
-            ValueError: There is no such chain; the message says what is wrong with the name.
-        """
+        """A function that builds the chain; ValueError, which says what is wrong with the name, without one."""
         if ":" in self.name:
             return _own(self.name)
         return functools.partial(_ready(self.name), **self.parameters)
@@ -235,11 +221,7 @@ def _own(name: str) -> Callable[[], Stages]:
 
 
 def add_parameters(parser: argparse.ArgumentParser, chain: str) -> list[str]:
-    """Add an option for each parameter of a ready chain; their names.
-
-    Raises:
-        ValueError: There is no such chain.
-    """
+    """Add an option for each parameter of a ready chain; their names. ValueError if there is no such chain."""
     if ":" in chain:
         return []
     function = _ready(chain)
@@ -298,11 +280,7 @@ class Job:
 
 
 def find_jobs(given: Iterable[str], output: Path, options: Mapping[str, typing.Any], kept: ResultOptions) -> list[Job]:
-    """The recordings that are given, and those in folders that are, whose results go into folders of the same names.
-
-    Raises:
-        UsageError: One is not there, a folder has none, or two have results of one name.
-    """
+    """The recordings that are given, and those in folders that are, whose results go into folders of the same names."""
     places: dict[Path, Path] = {}
     for text in given:
         for recording in recordings_in(Path(text), options.get("format")):
@@ -314,11 +292,7 @@ def find_jobs(given: Iterable[str], output: Path, options: Mapping[str, typing.A
 
 
 def recordings_in(path: Path, format: str | None) -> list[Path]:
-    """The recording that is given, or all in the folder that is.
-
-    Raises:
-        UsageError: There is nothing there, or no recording.
-    """
+    """The recording that is given, or all in the folder that is; UsageError if there is none."""
     from ..offline import find_recordings
 
     if not path.exists():
@@ -384,11 +358,7 @@ class Options(argparse.Namespace):
 
 
 def parse(prog: str, arguments: list[str]) -> Options:
-    """The options of the command *prog*.
-
-    Raises:
-        SystemExit: They are wrong, or ask for help or a list.
-    """
+    """The options of the command *prog*; SystemExit if they are wrong, or ask for help or a list."""
     parser = make_parser(prog)
     # First of all, since a chain has options of its own.
     first = argparse.ArgumentParser(prog, add_help=False, allow_abbrev=False, exit_on_error=False)

@@ -72,11 +72,7 @@ class Overview:
 
 
 def read_overview(path: Path, start: float | None = None, stop: float | None = None) -> Overview:
-    """Results that :class:`ezmsg.mlx.ZarrSink` has written, or those from *start* to *stop* (seconds).
-
-    Raises:
-        UsageError: There are no results, or none at these times.
-    """
+    """Results that :class:`ezmsg.mlx.ZarrSink` has written, or those from *start* to *stop* (seconds)."""
     group = _opened(path)
     data = _array(group, "data")
     dims = list(typing.cast(list[str], data.attrs["_ARRAY_DIMENSIONS"]))
@@ -210,17 +206,9 @@ class Traces(typing.NamedTuple):
 
 
 def draw(found: Overview, channels: Sequence[int], chosen: str, raw: Traces | None, path: Path) -> None:
-    """Draw a page into the file *path*, with traces of some *channels* and a map of all.
+    """Draw a page into the file *path*, with traces of some *channels*, recorded and as results, and a map of all.
 
-    Args:
-        found: What is shown.
-        channels: Numbers of the channels that are drawn as traces.
-        chosen: Which ones those are, in words.
-        raw: The same as recorded, if that is at hand.
-        path: The file, whose suffix says which kind of picture it is.
-
-    Raises:
-        ImportError: Matplotlib is not installed.
+    *chosen* says in words which channels those are.
     """
     import matplotlib
 
@@ -420,15 +408,7 @@ PIECE_MB = 0.25
 def read_traces(
     path: Path, options: RecordingOptions, labels: list[str], times: npt.NDArray[np.float64]
 ) -> Traces | None:
-    """The lowest and highest values of the channels of these *labels* in the time that *times* span.
-
-    Returns:
-        The traces; None if the recording has none of the labels.
-
-    Raises:
-        OSError: The recording cannot be read.
-        ValueError: It is damaged, or is of no format that is known.
-    """
+    """The lowest and highest values of channels of these *labels* over *times*; None if the recording has none."""
     source = open_recording(path, **{"chunk_mb": PIECE_MB, **options})
     first = next(iter(source.read(0)))
     ch = first.axes.get("ch")

@@ -212,14 +212,7 @@ def parser(prog: str) -> Parser:
 
 
 def main(prog: str, arguments: list[str]) -> int:
-    """Run the command.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        SystemExit: With status 2 after wrong usage.
-    """
+    """Run the command; the exit status."""
     options = parse(prog, arguments)
     # INFO lines would run into the bar; the variable reaches the workers.
     import ezmsg.core as ez

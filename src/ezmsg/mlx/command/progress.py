@@ -163,11 +163,7 @@ class JsonLines:
 
 
 class Terminal:
-    """A bar for all recordings and one for each at work; a line for each that has ended.
-
-    Raises:
-        ImportError: rich is not installed.
-    """
+    """A bar for all recordings and one for each at work; a line for each that has ended."""
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn

@@ -61,11 +61,7 @@ class CannotPack(TypeError):
 
 
 def plain_class(module: str, name: str, packages: frozenset[str]) -> type:
-    """A class that may be built: plain data, already imported, from one of the packages.
-
-    Raises:
-        ValueError: It may not.
-    """
+    """A class that may be built, else ValueError: plain data, already imported, from one of the packages."""
     is_text = type(module) is str and type(name) is str  # anything else has methods of its own
     found: object = sys.modules.get(module) if is_text and module.partition(".")[0] in packages else None
     for part in name.split(".") if is_text else ():
@@ -206,16 +202,9 @@ _KINDS: dict[str, _Kind] = {
 
 
 def pack(value: Value, packages: Iterable[str] = ("ezmsg",)) -> bytes:
-    """*value* as bytes.
+    """*value*, with classes of *packages*, as bytes; :obj:`CannotPack` if :func:`unpack` could not build it again.
 
     What is referred to from several places is one object again afterwards.
-
-    Args:
-        value: Anything that :func:`unpack` can build.
-        packages: Names of the packages whose classes may be among it.
-
-    Raises:
-        CannotPack: There is something else in it, or something that contains itself.
     """
     writer = _Writer(frozenset(packages))
     tree = {"format": FORMAT, "value": writer.value(value), "nodes": writer.nodes}
@@ -288,14 +277,9 @@ class _Writer:
 
 
 def unpack(data: bytes, packages: Iterable[str] = ("ezmsg",)) -> Value:
-    """The value that was packed.
+    """The value that was packed, with classes of *packages* and no others, whoever made the bytes.
 
-    Args:
-        data: From :func:`pack`, or from anybody.
-        packages: Names of the packages whose classes may be built.
-
-    Raises:
-        ValueError: *data* is something else, is damaged, or wants something built that may not be.
+    ValueError for bytes that are something else, are damaged, or want something built that may not be.
     """
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
@@ -403,34 +387,22 @@ def differing_settings(there: str, wanted: str) -> list[str]:
     return found or kept or ["the text of the recipe is another"]
 
 
+_INSIDE = r"[^()\[\]{}]*"
+for _ in range(4):
+    _INSIDE = rf"(?:[^()\[\]{{}}]|[(\[{{]{_INSIDE}[)\]}}])*"
+_SETTING = re.compile(rf"\.(\w+)\((?=\w+=|\))|(\w+)=((?:[^,()\[\]{{}}]|[(\[{{]{_INSIDE}[)\]}}])+)")
+"""A stage, or a name and a value, in which there may be brackets within brackets, four deep."""
+
+
 def _stages_in(recipe: str) -> list[tuple[str, dict[str, str]]]:
     """The names of all stages in a recipe, nested ones included, and their settings as text."""
-    found = [(match[1], _split(recipe[match.end() :])) for match in re.finditer(r"[\w.<>]*\.(\w+)\(", recipe)]
-    # A value may be a call as well, which has no names of settings.
-    return [
-        (name, {setting.strip(): value for setting, _, value in (part.partition("=") for part in parts)})
-        for name, parts in found
-        if all("=" in part for part in parts)
-    ]
-
-
-def _split(text: str) -> list[str]:
-    """The parts between commas up to the parenthesis that closes the text, brackets and quotes left whole."""
-    parts, depth, quote = [""], 0, ""
-    for character in text:
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in "'\"":
-            quote = character
-        else:
-            depth += (character in "([{") - (character in ")]}")
-            if depth < 0:
-                break
-            if character == "," and not depth:
-                parts.append("")
-                continue
-        parts[-1] += character
-    return [part for part in parts if part.strip()]
+    found: list[tuple[str, dict[str, str]]] = []
+    for stage, field, value in _SETTING.findall(recipe.partition("\n")[2]):
+        if stage:
+            found.append((stage, {}))
+        elif found:
+            found[-1][1][field] = value
+    return found
 
 
 def parts_of(step: object) -> Mapping[str, typing.Any]:
@@ -502,15 +474,10 @@ def check_savable(step: Stage) -> None:
 
 
 def save(step: Stage, made: Made | None = None) -> bytes | None:
-    """The state of a step; None for one without.
+    """The state of a step, None for one without; *made* is what :func:`as_made` gave before its first message.
 
-    Args:
-        step: The step.
-        made: What :func:`as_made` gave before its first message.
-
-    Raises:
-        CannotSave: There is something in the state that :func:`pack` does not hold; or the
-            step keeps something outside of its state (ezmsg-sigproc's ButterworthZeroPhase does).
+    :obj:`CannotSave` for a state that :func:`pack` does not hold, and for a step that keeps something outside of its
+    state (ezmsg-sigproc's ButterworthZeroPhase does).
     """
     check_savable(step)
     check_keeps_nothing(made or [])
@@ -533,11 +500,7 @@ def check(step: Stage, saved: bytes) -> None:
 
 
 def call_restored(step: Stage, saved: bytes, message: AxisArray) -> Output:
-    """Call a fresh step as if it had the saved state; *message* is the first one since.
-
-    Raises:
-        ValueError: The state is not one of this step.
-    """
+    """Call a fresh step as if it had the saved state, else ValueError; *message* is the first one since."""
     # The first call makes the step's own transformers and its state, and the second lets it take the hash of this
     # message with the saved state (some hash what they know of the rate): after it, the third resets nothing.
     for _ in range(2):
@@ -547,11 +510,7 @@ def call_restored(step: Stage, saved: bytes, message: AxisArray) -> Output:
 
 
 def restore(step: Stage, saved: bytes) -> None:
-    """Put a saved state into a step that has seen a message of its stream, or that keeps its state whatever comes.
-
-    Raises:
-        ValueError: The state is not one of this step.
-    """
+    """Put a saved state into a step that has seen a message of its stream, or keeps its state whatever comes."""
     # From bytes each time, since the step may change in place what it gets.
     _restore(step, unpack(saved, _packages(step)))
 

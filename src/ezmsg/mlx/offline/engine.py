@@ -83,11 +83,7 @@ class _Behind:
     """Does things in a thread of its own, in order.
 
     What they raise is raised by the next call, and nothing is done after it. What waits when the ``with`` block ends is
-    done before, also after an error in the block.
-
-    Args:
-        name: Of the thread.
-        has_room: Whether another thing may be put to the number and the bytes of those that wait.
+    done before, also after an error in the block. *has_room* is asked with the number and the bytes of what waits.
     """
 
     def __init__(self, name: str, has_room: Callable[[int, int], bool]) -> None:
@@ -125,12 +121,7 @@ class _Behind:
 
 
 class WriteBehind(_Behind):
-    """Has a sink take results and states in another thread, in order.
-
-    Args:
-        sink: It is open, and is not used by others before the ``with`` block has ended.
-        most: Bytes of results that wait.
-    """
+    """Has an open sink take results and states in another thread, in order; *most* bytes of results wait."""
 
     def __init__(self, sink: ResultSink | PieceResults, most: int = MOST_BEHIND) -> None:
         super().__init__("writing", lambda n, n_bytes: n_bytes < most)
@@ -155,11 +146,8 @@ class WriteBehind(_Behind):
 class ReadBehind(_Behind):
     """Reads results from a GPU in another thread, in order, while the device computes the next ones.
 
-    A state goes the same way, so that it comes behind the results that it counts on.
-
-    Args:
-        behind: What takes what was read. It is open longer than this.
-        conversion: Says what the results become.
+    A state goes the same way, so that it comes behind the results that it counts on. *behind* takes what was read, and
+    *conversion* says what it becomes.
     """
 
     def __init__(self, behind: WriteBehind, conversion: AsArrayTransformer) -> None:
@@ -228,12 +216,7 @@ class _ResumableStep:
 
 
 class ResumableChain:
-    """Steps in a row, with their states.
-
-    Args:
-        steps: All of them.
-        leaves_last: Whether the last one, which has no state, is left to the caller.
-    """
+    """Steps in a row, with their states; the last one, which has none, may be left to the caller."""
 
     def __init__(self, steps: list[Stage], leaves_last: bool = False) -> None:
         givers = ["the source", *(checkpoint.description(step).partition("(")[0] for step in steps)]
@@ -263,19 +246,11 @@ class ResumableChain:
             raise ValueError(f"{error}; a method settling_time says how long it remembers.") from error
 
     def save(self, done: int) -> bytes:
-        """The state after *done* samples.
-
-        Raises:
-            CannotSave: A step has a state that cannot be saved.
-        """
+        """The state after *done* samples; :obj:`CannotSave` if a step has one that cannot be saved."""
         return pack((done, [step.save() for step in self.steps]))
 
     def restore(self, saved: bytes) -> int:
-        """Go on from a state that was saved; the number of samples done then.
-
-        Raises:
-            ValueError: *saved* is not one of this chain. The steps are as they were.
-        """
+        """Go on from a saved state, else ValueError, with the steps as they were; the number of samples done then."""
         done, states = typing.cast(tuple[int, list[bytes | None]], unpack(saved))
         if not isinstance(done, int) or len(states) != len(self.steps):
             raise ValueError("it is not one of this chain")
@@ -315,12 +290,7 @@ class PieceTask:
         return self.piece.end - self.piece.begin
 
     def steps(self) -> Generator[int, None, PieceDone]:
-        """Process it; after each chunk it yields the number of samples of the piece that are done.
-
-        Raises:
-            ValueError: The source gives other samples than it announced; a step gives another number of results than it
-                says, or keeps something outside of its state.
-        """
+        """Process it; after each chunk it yields the number of samples of the piece that are done."""
         piece, source = self.piece, self.source
         steps = chain_of(self.chain_factory, self.rechunk)
         recipe = recipe_of(source, steps)
@@ -415,11 +385,7 @@ def recipe_of(source: RecordingSource, steps: list[Stage]) -> str:
 
 
 def chain_of(chain_factory: Callable[[], Stages], rechunk: RechunkSettings | None) -> list[Stage]:
-    """The chain with what cuts the recording in front.
-
-    Raises:
-        TypeError: *chain_factory* is not a callable, or builds no chain.
-    """
+    """The chain, with what cuts the recording in front; TypeError if *chain_factory* builds none."""
     if not callable(chain_factory):
         raise TypeError(f"'chain_factory' must be a callable that builds a chain, got {chain_factory!r}")
     steps = steps_of(chain_factory(), "The result of 'chain_factory'")

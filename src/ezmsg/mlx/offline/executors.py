@@ -39,10 +39,7 @@ class Task(typing.Protocol):
         """How much there is to do."""
 
     def steps(self) -> Generator[int, None, object]:
-        """Do it, step by step: yields how many samples are done, returns the outcome.
-
-        Called again, on another worker, if the first has died.
-        """
+        """Do it: yields how many samples are done, returns the outcome. Called again if the worker has died."""
 
 
 def run_through(steps: Generator[int, None, OutcomeT], report: Callable[[int], object] | None = None) -> OutcomeT:
@@ -90,12 +87,7 @@ class TaskEvent(typing.NamedTuple):
 
 
 class Tasks:
-    """Tasks on the workers of an executor.
-
-    Args:
-        workers: An executor, which is its owner's to shut down; or how many processes to start on this machine, with
-            the first task.
-    """
+    """Tasks on the workers of an executor, which its owner shuts down, or of so many processes of this machine."""
 
     def __init__(self, workers: int | concurrent.futures.Executor) -> None:
         self._stack = contextlib.ExitStack()
@@ -111,11 +103,7 @@ class Tasks:
         return len(self._futures) < (self._n_workers or MOST_IN_FLIGHT)
 
     def submit(self, task: Task) -> int:
-        """Have *task* done; its number.
-
-        Raises:
-            TypeError: It cannot be pickled.
-        """
+        """Have *task* done; its number. TypeError if it cannot be pickled."""
         if self._executor is None:
             assert self._n_workers is not None
             self._executor = self._stack.enter_context(_local_cluster(self._n_workers, self._hear))
@@ -135,11 +123,7 @@ class Tasks:
         self._events.put(TaskEvent(*event[1]))
 
     def wait(self) -> TaskEvent:
-        """The next event.
-
-        Raises:
-            RuntimeError: There are no workers any more.
-        """
+        """The next event; RuntimeError if there are no workers any more."""
         while True:
             with contextlib.suppress(queue.Empty):
                 event = self._events.get(timeout=_SECONDS_TO_NOTICE)
@@ -164,9 +148,6 @@ def _local_cluster(n_workers: int, hear: Callable[[typing.Any], None]) -> Iterat
 
     One thread, since MLX's streams and the limit on its cache belong to threads and processes. A worker that dies is
     started again, and its piece is begun again, three times at most.
-
-    Raises:
-        RuntimeError: The processes end before they begin.
     """
     dask, distributed = import_extra("dask"), import_extra("distributed")
     # By default Dask has workers hand freed memory back at once, to take it anew for each message: a fifth of the time.

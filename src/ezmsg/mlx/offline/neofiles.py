@@ -82,13 +82,7 @@ class _Opened(typing.NamedTuple):
 
 
 def sampled_in(path: Path, format: str, options: Mapping[str, object]) -> list[Sampled]:
-    """All streams that neo's reader finds in *path*.
-
-    Raises:
-        OSError: The system cannot open or read a file.
-        ValueError: neo has no reader of that name, or it cannot read the files.
-        TypeError: The reader takes no such option.
-    """
+    """All streams that neo's reader *format* finds in *path*."""
     opened = _open(path, format, options)
     reader, is_beside = opened.reader, _BESIDE.get(format, lambda name: False)
     with faults_of(path):
@@ -232,12 +226,9 @@ def _kind(stream: str, label: str, unit: str) -> str:
 
 
 def _order_channel_files(reader: typing.Any, path: Path, stream: str, ids: Sequence[str]) -> None:
-    """Put the files of Intan's format with a file a channel in the order of the header.
+    """Put the files of Intan's format with a file a channel in the order of the header; ValueError if they are others.
 
     neo takes those that there are by their names, and of some streams as the folder lists them.
-
-    Raises:
-        ValueError: They are not those of the header.
     """
     wanted = [each.removesuffix("_DC").removesuffix("_STIM") for each in ids]
     # No public name gives the files of a stream; tests/unit/test_offline_files.py notices when this one goes.

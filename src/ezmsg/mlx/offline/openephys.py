@@ -37,13 +37,7 @@ def locate(path: Path) -> Path | None:
 def sampled_in(path: Path, experiment_names: str | Sequence[str] | None = None) -> list[Sampled]:
     """The streams of all recordings in a folder and below it; experiments and recordings are their segments.
 
-    Args:
-        path: The folder, or ``structure.oebin``.
-        experiment_names: Folders of experiments, to take no others.
-
-    Raises:
-        OSError: A file cannot be opened or read.
-        ValueError: There is no recording, or a structure is damaged.
+    *experiment_names* are folders of experiments, to take no others.
     """
     wanted = [experiment_names] if isinstance(experiment_names, str) else experiment_names
     files = [path] if path.is_file() else sorted(path.rglob(_STRUCTURE), key=_order)

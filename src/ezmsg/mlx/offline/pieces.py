@@ -151,19 +151,11 @@ def plan_pieces(
     margin: float | None,
     tolerance: float,
 ) -> Plan:
-    """Cut a recording for a chain, after equal numbers of results.
+    """Cut a recording for a chain, as it was made, after equal numbers of results.
 
-    Args:
-        n_samples: Length of the recording.
-        sampling_rate: Samples a second.
-        steps: The chain, as it was made.
-        seconds: Length of a piece, unless :data:`LEAST_MARGINS` margins are longer; a shorter recording has shorter
-            ones, so that there are :data:`PIECES`. With infinity there is one piece.
-        margin: In seconds; None: as long as the steps say.
-        tolerance: For what they say.
-
-    Raises:
-        ValueError: A step does not say how long it remembers, or does not forget at all.
+    A piece is *seconds* long, unless :data:`LEAST_MARGINS` margins are longer; a shorter recording has shorter ones, so
+    that there are :data:`PIECES`, and with infinity there is one. A *margin* that is None is as long as the steps say
+    for that *tolerance*; ValueError if one does not say it, or does not forget at all.
     """
     # As a time axis has it, so that steps which compute with the rate of a message find the same places.
     gain = 1.0 / sampling_rate
@@ -196,10 +188,8 @@ def plan_pieces(
 def chain_settling_time(steps: Sequence[Stage], tolerance: float, gain: float) -> float:
     """Seconds after which a chain has forgotten that it began in the middle: the sum of what its steps need.
 
-    The sum, since what a step has not forgotten is the input of the next.
-
-    Raises:
-        ValueError: A step does not say how long it remembers, or does not forget at all.
+    The sum, since what a step has not forgotten is the input of the next. ValueError if one never forgets, or does not
+    say it.
     """
     total = 0.0
     for step in _flat(steps):
@@ -310,12 +300,7 @@ def _difference(one: npt.NDArray, other: npt.NDArray, peak: npt.NDArray) -> floa
 
 
 class PieceResults:
-    """Hands on the results of a piece but for those in front of it, and collects what its seams need.
-
-    Args:
-        sink: Of the piece.
-        piece: It is not a whole recording.
-    """
+    """Hands on the results of a piece but for those in front of it, and collects what its seams need."""
 
     def __init__(self, sink: ResultSink, piece: Piece) -> None:
         self._sink = sink
@@ -373,11 +358,7 @@ class PieceResults:
         return Seams(before, last, self._largest, constant).packed()
 
     def finish(self, recording: str) -> None:
-        """Have the sink keep the seams with the results.
-
-        Raises:
-            ValueError: There were more or fewer results than the steps say.
-        """
+        """Have the sink keep the seams with the results; ValueError if those are not as many as the steps say."""
         piece = self._piece
         if self._next != piece.results_end:
             raise ValueError(
@@ -407,11 +388,7 @@ def length(message: AxisArray) -> int:
 
 
 def span(source: RecordingSource, start: int, end: int) -> Iterator[AxisArray]:
-    """The samples from number *start* on, up to *end*.
-
-    Raises:
-        ValueError: The source gives fewer, or goes on behind its end.
-    """
+    """The samples from *start* up to *end*; ValueError if the source gives fewer, or goes on behind its end."""
     done = start
     for message in source.read(start) if start < end else ():
         if isinstance(message, AxisArray) and done + length(message) > end and end < source.n_samples:

@@ -168,11 +168,7 @@ class _Recording:
         self.tasks = [self._task(piece_of(piece.number, plan.borders), piece) for piece in plan.pieces]
 
     def finish(self) -> ProcessedRecording:
-        """Have the results of all pieces shown under their final name, once all are done.
-
-        Raises:
-            ValueError: The results differ at a seam by more than is allowed.
-        """
+        """Show the results of all pieces under their final name; ValueError if they differ too much at a seam."""
         n_samples, n_there = self.source.n_samples, sum(done.n_there for done in self.done.values())
         if not self.tasks:
             return ProcessedRecording(n_samples, n_samples)

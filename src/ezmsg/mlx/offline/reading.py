@@ -25,11 +25,7 @@ from ..stream.segments import GAP_TOLERANCE
 
 
 def import_extra(name: str) -> ModuleType:
-    """Import a module that the extra brings.
-
-    Raises:
-        ImportError: It is not installed; the message names the extra.
-    """
+    """Import a module that the extra brings; the ImportError names the extra."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -53,10 +49,8 @@ def fault(path: Path, series: str | None, reason: str) -> RecordingError:
 def faults_of(path: Path, series: str | None = None) -> Iterator[None]:
     """Give errors that are raised inside the ``with`` block the names of the file and of the series or stream.
 
-    Raises:
-        OSError: The system cannot open or read the file; of the subclass that belongs to the error number.
-        MemoryError: There is not enough memory for what the file announces.
-        ValueError: Everything else, which is the content of the file.
+    Errors of the system stay OSError, of the subclass that belongs to their number, and MemoryError stays one.
+    Everything else is the content of the file: ValueError.
     """
     try:
         yield
@@ -147,19 +141,11 @@ def one_run(start: float) -> Runs:
 def runs_in(
     numbers: npt.NDArray[np.integer], period: float, seconds: float, file: Path, tolerance: float = GAP_TOLERANCE
 ) -> Runs:
-    """The runs in the numbers of all samples.
+    """The runs in *numbers*, one for each sample, which may be mapped from a file: they are read block by block.
 
-    A single number that does not fit those around it is not a gap.
-
-    Args:
-        numbers: A number for each sample, which may be mapped from a file: it is read block by block.
-        period: What is between two samples.
-        seconds: What one is.
-        file: Where they are from, for the errors and the log.
-        tolerance: Difference from *period*, in periods, that is still no gap.
-
-    Raises:
-        ValueError: There are gaps everywhere, or most steps are not *period*.
+    Between two samples is *period*, in units of *seconds*. What is *tolerance* periods off is no gap yet, nor is a
+    single number that does not fit those around it. ValueError if there are gaps everywhere, or most steps are another.
+    *file* is where the numbers are from.
     """
     found, no_rate = (
         [np.zeros(1, np.int64)],

@@ -79,11 +79,7 @@ class Segment(abc.ABC):
 
     @abc.abstractmethod
     def runs(self) -> Runs:
-        """Where time jumps in it, after its files have been checked.
-
-        Raises:
-            ValueError: The files do not have the length that the header announces, or sample numbers follow no rate.
-        """
+        """Where time jumps in it; ValueError if files are not as long as announced, or numbers follow no rate."""
 
     @abc.abstractmethod
     def samples(self, begin: int, end: int, columns: Sequence[int]) -> npt.NDArray:
@@ -204,12 +200,7 @@ def choose(
     segment: int | str | None,
     channels: ChannelChoice | None,
 ) -> Chosen:
-    """The part that is asked for.
-
-    Raises:
-        ValueError: There is none; there are several and it is not said which; segments that are to be read one after
-            the other differ in their channels or rates.
-    """
+    """The part that is asked for; ValueError if there is none or not only one, or if segments of it differ."""
     chosen = _chosen_stream(streams_of(recorded), stream, path)
     if chosen.sampled.problem is not None:
         raise chosen.sampled.problem
@@ -278,18 +269,10 @@ def channels_of_choice(
     others: Labelled = (),
     kinds: Mapping[str, Sequence[int]] | None = None,
 ) -> list[int]:
-    """The channels that are asked for.
+    """Numbers of the channels that are asked for; ValueError if one is not there, or asked for twice.
 
-    Args:
-        wanted: Labels, kinds, and indices among *own*, alone or as a range of Python (``"0:32"``). Text is looked up in
-            this order.
-        own: The channels that an index counts.
-        others: Channels that only labels refer to.
-        kinds: The numbers of all channels by their kinds.
-
-    Raises:
-        ValueError: One is not there, or asked for twice.
-        TypeError: *wanted* is neither text nor a sequence of text and integers.
+    Text is a label of *own* or of *others*, or else a kind, or a range of Python (``"0:32"``), which counts *own*, as
+    an index does. *kinds* has the numbers of all channels by their kinds.
     """
     items = [part.strip() for part in wanted.split(",")] if isinstance(wanted, str) else wanted
     if not isinstance(items, Sequence) or not all(isinstance(item, (str, int, np.integer)) for item in items):
@@ -335,15 +318,7 @@ class _Part(typing.NamedTuple):
 
 
 class SampledSource(abc.ABC):
-    """A source of some channels and segments of what :meth:`_sampled` finds.
-
-    Args:
-        path: What is read, for messages of errors.
-        stream: Name of the stream, or None for the only one.
-        segment: Number of the segment, ``"all"``, or None for the only one.
-        channels: Labels, kinds and indices of channels, or None for all of the stream.
-        chunk_mb: Size of a message in MiB, at most.
-    """
+    """A source of some channels and segments of what :meth:`_sampled` finds; see :class:`ezmsg.mlx.NeoSource`."""
 
     n_samples: int
     sampling_rate: float
@@ -474,15 +449,7 @@ def _runs_between(runs: Runs, begin: int, end: int, rate: float) -> Iterator[tup
 
 
 class ChosenChannels:
-    """Some channels of a source whose format does not choose them.
-
-    Args:
-        source: A source of messages with a dimension ``ch``.
-        channels: Labels and indices.
-
-    Raises:
-        ValueError: A channel is not there, or asked for twice; messages have no dimension ``ch``.
-    """
+    """Some channels of a source of messages with a dimension ``ch``, whose format does not choose them."""
 
     def __init__(self, source: RecordingSource, channels: ChannelChoice) -> None:
         first = next(iter(source.read(0)))
@@ -517,12 +484,7 @@ class ChosenChannels:
 
 
 def scaling_of(channels: Channels) -> tuple[dict[str, object], str]:
-    """The scaling in the words of ezmsg-nwb's attrs, and a digest of it and of the labels.
-
-    Raises:
-        ValueError: The rate, a gain or an offset is not finite; channels are of several units, of which one is not of a
-            voltage, or of several offsets.
-    """
+    """The scaling in the words of ezmsg-nwb's attrs, and a digest of it and of the labels."""
     if not 0 < channels.rate < math.inf:
         raise Unfit(f"has a rate of {channels.rate} Hz; allowed is a finite number above 0.")
     if not (np.isfinite(channels.gains).all() and np.isfinite(channels.offsets).all()):

@@ -62,10 +62,6 @@ def sampled_in(path: Path) -> list[Sampled]:
     """The stream of a file, or all streams of the files in a folder and below it.
 
     Files of one stream are its segments, in the order of their runs, gates and triggers.
-
-    Raises:
-        OSError: A file cannot be opened or read.
-        ValueError: There is none, or the meta file of a file that was given is damaged.
     """
     if path.is_file():
         pair = _pair(path)

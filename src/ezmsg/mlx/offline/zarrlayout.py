@@ -40,12 +40,7 @@ DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32")
 
 @dataclass(frozen=True)
 class ResultLayout:
-    """See the arguments of :class:`ezmsg.mlx.ZarrSink`, which these are.
-
-    Raises:
-        ValueError: An argument is not in its range.
-        TypeError: An argument is not of its type.
-    """
+    """See the arguments of :class:`ezmsg.mlx.ZarrSink`, which these are."""
 
     chunk_mb: float = 4.0
     chunk_samples: int | None = None
@@ -75,13 +70,7 @@ class ResultLayout:
         return numpy_to_integers(values, self.dtype) if is_integer(self.dtype) else values.astype(self.dtype)
 
     def chunks(self, row: Sequence[int], dtype: np.dtype, n_rows: int) -> tuple[int, ...]:
-        """The lengths of a chunk.
-
-        Args:
-            row: Shape of the results at one time.
-            dtype: Of the results.
-            n_rows: Rows that a chunk is to divide, if it can; 0 for no such number.
-        """
+        """The lengths of a chunk of rows of the shape *row*, which divides *n_rows* if it can, and unless that is 0."""
         n_bytes = max(dtype.itemsize * math.prod(row), 1)
         most = self.chunk_samples or max(int(self.chunk_mb * 2**20 / n_bytes), 1)
         first = [min(self.chunk_channels or length, length) for length in row[:1]]
@@ -110,12 +99,7 @@ LABEL = "label"
 
 
 def times(axis: AxisBase | None, dim: str, n_samples: int) -> npt.NDArray[np.float64]:
-    """When *n_samples* rows are.
-
-    Raises:
-        ValueError: There is no axis, or one of another length.
-        TypeError: Its values are not real numbers.
-    """
+    """When *n_samples* rows are; ValueError without an axis of that length, TypeError if it is not of real numbers."""
     if isinstance(axis, LinearAxis):
         return value_at(axis, np.arange(n_samples))
     if not isinstance(axis, CoordinateAxis):
@@ -127,11 +111,7 @@ def times(axis: AxisBase | None, dim: str, n_samples: int) -> npt.NDArray[np.flo
 
 
 def check_axes(known: dict[str, AxisBase | None], message: AxisArray, dims: list[str]) -> None:
-    """Compare the axes of a message along *dims* with *known* ones, which those of the first message become.
-
-    Raises:
-        ValueError: One is another.
-    """
+    """ValueError unless the axes along *dims* are the *known* ones, which those of the first message become."""
     for dim in dims:
         axis = message.axes.get(dim)
         first = known.setdefault(dim, axis)
@@ -140,12 +120,7 @@ def check_axes(known: dict[str, AxisBase | None], message: AxisArray, dims: list
 
 
 def labels_of(message: AxisArray, dims: list[str], taken: set[str]) -> list[tuple[str, str, npt.NDArray]]:
-    """For each array of values along *dims* its name, its dimension, and its values.
-
-    Raises:
-        ValueError: An axis has another length than the data, or a name among *taken* or that of another.
-        TypeError: Its values are neither numbers nor text.
-    """
+    """For each array of values along *dims* its name, none of those *taken*, its dimension, and its values."""
     found = []
     for dim in dims:
         values_of = _coordinates(message.axes.get(dim), dim, message.data.shape[message.dims.index(dim)])
@@ -267,11 +242,7 @@ Rows = tuple[npt.NDArray, npt.NDArray]
 
 
 class RowBuffer:
-    """Collects rows until they fill a chunk.
-
-    Args:
-        size: Rows of a chunk.
-    """
+    """Collects rows until they fill a chunk of *size* rows."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -303,12 +274,7 @@ class RowBuffer:
 
 
 class RowWriter:
-    """Writes rows of an array.
-
-    Args:
-        array: The array.
-        group: The folder of the group that it is in.
-    """
+    """Writes rows of an array of the group in the folder *group*."""
 
     def __init__(self, array: zarr.Array, group: Path) -> None:
         self._array, self._folder = array, group / array.basename
@@ -318,11 +284,8 @@ class RowWriter:
     def write(self, begin: int, rows: npt.NDArray) -> None:
         """Write the rows from number *begin* on.
 
-        The array is then as long as they need, or longer: up to twice as long, since its description is written anew
-        each time that it grows.
-
-        Raises:
-            OSError: The system cannot write them.
+        The array is then as long as they need, or up to twice as long, since its description is written anew each time
+        that it grows.
         """
         end = begin + len(rows)
         if self._array.shape[0] < end:
@@ -405,13 +368,7 @@ def add_labels(group: typing.Any, message: AxisArray, labels: list[tuple[str, st
 
 
 def attributes_of_data(message: AxisArray, dims: list[str], labels: list[str]) -> dict[str, object]:
-    """Attributes of the results.
-
-    Args:
-        message: The first ones.
-        dims: Their dimensions.
-        labels: Names of all arrays of labels.
-    """
+    """Attributes of the results: those of the first message, and the names of all arrays of *labels*."""
     about = plain_attributes(message.attrs) | _units(message.attrs.get("unit"))
     # Those with the name of a dimension are known to be coordinates; a space would make two names of one.
     others = [name for name in labels if name not in dims and " " not in name]

@@ -62,15 +62,7 @@ class FolderLock:
 
     The folder is made if need be, and the file ``lock`` in it is locked. Whoever has the lock may remove the folder.
     The system unlocks it when the process ends, in whatever way. A child that is forked meanwhile does not have it.
-
-    Args:
-        folder: Of what one process at a time may write.
-        wait: Seconds to wait for another process.
-        what: What is being written, for the error.
-
-    Raises:
-        BlockingIOError: Another process has the lock, and still has it after *wait* seconds.
-        OSError: The file system has no locks.
+    BlockingIOError if another process is writing *what*, and still is after *wait* seconds.
     """
 
     def __init__(self, folder: Path, wait: float, what: Path) -> None:
@@ -128,11 +120,7 @@ def _locked(folder: Path, wait: float, what: Path) -> int:
 
 
 def is_there(path: Path) -> bool:
-    """Whether *path* exists; unlike ``Path.exists``, an error of the system is not taken for a no.
-
-    Raises:
-        OSError: It cannot be found out.
-    """
+    """Whether *path* exists; unlike ``Path.exists``, an error of the system is raised, not taken for a no."""
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -175,13 +163,10 @@ def sync(path: Path) -> None:
 
 
 class _Results:
-    """Rows on their way into a group: ``data``, their times, and the labels of the other axes.
+    """Rows from number *first* on, on their way into a group: ``data``, their times, and the labels of the other axes.
 
-    Args:
-        folder: Of the group. It is made with the first results; several processes may do that at a time.
-        layout: How results are kept.
-        first: Number of the first row.
-        borders: Numbers of rows at which several processes begin to write, and of all rows; empty for one process.
+    The group is made with the first results; several processes may do that at a time, which begin to write at
+    *borders*. The last one is the number of all rows; there are none for one process.
     """
 
     def __init__(self, folder: Path, layout: ResultLayout, first: int = 0, borders: Sequence[int] = ()) -> None:
@@ -311,11 +296,7 @@ class _Results:
 class ZarrPiece:
     """The results of one piece: rows of the group that :class:`ZarrSink` is for, which begin and end with a chunk.
 
-    Args:
-        folder: Of the group. Beside it are notes of the pieces that are complete.
-        layout: How results are kept.
-        number: Of the piece.
-        borders: See :obj:`ezmsg.mlx.PiecewiseSink`.
+    Beside the *folder* of the group are notes of the pieces that are complete.
     """
 
     def __init__(self, folder: Path, layout: ResultLayout, number: int, borders: Sequence[int]) -> None:
