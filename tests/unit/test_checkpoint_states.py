@@ -1,5 +1,6 @@
 """The states of all transformers of this package can be saved, and are gone on with bit for bit."""
 
+import concurrent.futures
 import contextlib
 import copy
 import dataclasses
@@ -7,6 +8,7 @@ import functools
 import inspect
 import pickle
 import re
+import threading
 
 import ezmsg.core as ez
 import numpy as np
@@ -21,6 +23,7 @@ from ezmsg.util.messages.axisarray import AxisArray
 from helpers.on_no_gpu import as_on_a_gpu
 
 import ezmsg.mlx
+from ezmsg.mlx.network.model import Model
 from ezmsg.mlx.offline import checkpoint
 from ezmsg.mlx.stream.convert import is_mlx_array
 
@@ -205,15 +208,31 @@ def test_a_copy_and_a_pickle_go_on_bit_for_bit_and_on_their_own(name, backend):
         pickled(getattr(step, "state", None))
 
 
-def test_a_copy_of_a_network_has_weights_that_are_being_loaded():
+def test_a_copy_of_a_network_has_weights_that_are_being_loaded(monkeypatch, request):
     messages = list(stream("numpy"))
+    # Weights are not loaded before somebody waits for them.
+    load, somebody_waits = Model.load, threading.Event()
+    request.addfinalizer(somebody_waits.set)
+
+    def load_late(model, weights):
+        somebody_waits.wait()
+        return load(model, weights)
+
+    def wait(loading):
+        somebody_waits.set()
+        concurrent.futures.wait(loading)
+
+    monkeypatch.setattr(Model, "load", load_late)
+    monkeypatch.setattr("ezmsg.mlx.network.unit.wait", wait)
     weights = {"weight": np.eye(2, 4, dtype=np.float32), "bias": np.ones(2, np.float32)}
     for n_before in (0, 1):
+        somebody_waits.clear()
         step = ezmsg.mlx.NetworkTransformer(model_class=nn.Linear, model_kwargs=LINEAR, window=7)
         for message in messages[:n_before]:
             step(message)
         loading = step.exchange_weights(weights)
         copies = [copy.deepcopy(step), pickled(step)]
+        somebody_waits.set()
         for made in (step, *copies):
             if not n_before:
                 # It has no model yet to load them for.

@@ -98,13 +98,16 @@ def test_a_signal_at_the_times_of_a_reference_and_both_joined(dims, kind, device
     assert n_compared >= 5
 
 
-@pytest.mark.parametrize("kind", ["regular", "coordinates"])
+@pytest.mark.parametrize("kind", ["regular", "coordinates", "one that is late"])
 def test_results_between_samples_need_no_interpolation_of_numbers(kind, monkeypatch):
     """It takes longer than that of the samples. Times are those of a clock, which float64 has to 0.2 µs."""
     theirs = sigproc_concat.ResampleConcatProcessor(sigproc_concat.ResampleConcatSettings())
     ours = ResampleConcatProcessor(sigproc_concat.ResampleConcatSettings())
-    messages = list(stream(["time", "ch"], kind, FS, 1.7e9))
-    references = list(stream(["time", "ch"], kind, 803.0, 1.7e9 + 0.0101, key="reference"))
+    of_samples = "regular" if kind == "regular" else "coordinates"
+    messages = list(stream(["time", "ch"], of_samples, FS, 1.7e9))
+    references = list(stream(["time", "ch"], of_samples, 803.0, 1.7e9 + 0.0101, key="reference"))
+    if kind == "one that is late":
+        references[4].axes["time"].data[7] -= 5.0
     expected = []
     for message, times in zip(messages, references, strict=True):
         theirs.push_reference(times)

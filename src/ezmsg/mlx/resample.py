@@ -250,11 +250,11 @@ class ResampleProcessor(
             return None
         if self.settings.max_chunk_delay is not None or (state.ref_data_buffer is not None and state.reference is None):
             return None
-        axis_of_samples, axis = known(samples.peek_axis()), known(wanted.peek())
-        given, times = _values(axis_of_samples, samples.available()), _values(axis, wanted.available())
+        axis = known(wanted.peek())
+        given, times = _values(known(samples.peek_axis()), samples.available()), _values(axis, wanted.available())
         due = np.flatnonzero((times > known(state.last_ref_ax_val)) & (times <= given[-1]))
         times = times[due]
-        if not due.size or times[0] < given[0] or not (_ascend(given, axis_of_samples) and _ascend(times, axis)):
+        if not due.size or times.min() < given[0]:
             return None
         places = np.interp(times, given, np.arange(len(given)))
         results = replace(axis, offset=times[0]) if isinstance(axis, LinearAxis) else replace(axis, data=times)
@@ -277,10 +277,6 @@ def _values(axis: AxisBase, n: int) -> npt.NDArray[np.float64]:
         return np.asarray(axis.value(np.arange(n)))
     assert isinstance(axis, CoordinateAxis)
     return axis.data
-
-
-def _ascend(values: npt.NDArray[np.float64], axis: AxisBase) -> bool:
-    return isinstance(axis, LinearAxis) or bool((np.diff(values) > 0.0).all())
 
 
 class _Placed(sigproc.ResampleSettings):

@@ -106,9 +106,8 @@ class RMSBandPowerTransformer(
         TypeError: Complex MLX data; what is given is not a message.
     """
 
-    def fuse(self, message: AxisArray) -> FusedStage | None:
-        """See :mod:`ezmsg.mlx.stream.fusible`; a fused result has the stream dimension that the message declares."""
-        return super().fuse(message) if message.stream_dim == "time" else None
+    # As it is there, of the processors here.
+    fuse = _OnViews.fuse
 
     def _post_process(self, result: AxisArray | None) -> AxisArray | None:
         result = known(super()._post_process(result))
