@@ -34,6 +34,8 @@ def test_readme_has_the_figures_of_the_files():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "<!-- results: " in text
     assert render.replaced(text) == text
+    # One that begins a line ends the paragraph in Markdown.
+    assert not re.search("^<!-- value", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize(("field", "value"), [("form", "a guess"), ("date", "today"), ("machine", None)])
