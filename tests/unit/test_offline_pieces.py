@@ -25,6 +25,7 @@ from ezmsg.mlx import (
     BinnedEventAggregator,
     ButterworthFilterSettings,
     ChainTransformer,
+    CombFilterTransformer,
     DetrendTransformer,
     EWMATransformer,
     Parallel,
@@ -301,6 +302,18 @@ def test_a_step_that_says_nothing_is_named_and_a_given_margin_serves(path, execu
         in_pieces(source(), lambda: halved, path, executor)
     assert in_pieces(source(), lambda: halved, path, executor, margin=0.0).n_pieces > 3
     np.testing.assert_array_equal(contents(path)[0], source().data / 2)
+
+
+def test_a_filter_that_cannot_be_is_named(path, executor):
+    for step, words in (
+        (
+            CombFilterTransformer(q_factor=0.1),
+            r"'q_factor' must give bands that a filter can have at 1000.12 Hz, got 0.1",
+        ),
+        (ButterworthFilterTransformer(order=2, cutoff=900.0), r"'cutoff' must be below half the sampling rate"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            in_pieces(source(), lambda step=step: step, path, executor)
 
 
 def test_a_step_that_does_not_forget_is_named(path, executor):

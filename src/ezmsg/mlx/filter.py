@@ -567,17 +567,17 @@ class FilterByDesign(
     def _designed(self, rate: float, coef_type: str) -> tuple[npt.NDArray, npt.NDArray] | npt.NDArray | None:
         """The coefficients for a sampling rate in Hz, in the form *coef_type*."""
         design = cast(_Designer, self).get_design_function()
-        return design(rate) if coef_type == self.settings.coef_type else design(rate, coef_type=coef_type)
+        try:
+            return design(rate) if coef_type == self.settings.coef_type else design(rate, coef_type=coef_type)
+        except (ValueError, TypeError) as error:
+            raise not_a_filter(self.settings, rate, error) from error
 
     def _filter_settings(self, message: AxisArray) -> FilterSettings:
         """The filter that the settings describe, for the sampling rate and the kind of data of *message*."""
         dim = stream_dimension(self, message, _DESIGNING)
         rate = 1.0 / sampling_period(message, dim, _DESIGNING)
         coef_type = self._coef_type_for(message)
-        try:
-            coefs = self._designed(rate, coef_type)
-        except (ValueError, TypeError) as error:
-            raise not_a_filter(self.settings, rate, error) from error
+        coefs = self._designed(rate, coef_type)
         with suppress_axis_deprecation():
             return FilterSettings(
                 axis=dim,
