@@ -19,6 +19,9 @@ from types import FrameType
 
 from .options import on_terminal
 
+if typing.TYPE_CHECKING:
+    from rich.progress import TaskID
+
 
 @dataclass(frozen=True)
 class Event:
@@ -179,11 +182,10 @@ class Terminal:
         # Drawn from here alone: a thread that draws while a line is printed may eat the line.
         columns = (name, bar, TaskProgressColumn(), TimeRemainingColumn(), note)
         self._bar = Bar(*columns, auto_refresh=False, expand=True)
-        self._tasks = {"": self._bar.add_task("starting", total=None, note="")}
-        self._seconds: dict[str, float] = {}
-        """Part of each recording that is done."""
-        self._first: dict[str, float] = {}
-        """Part that was done when this run came to it."""
+        self._all = self._bar.add_task("starting", total=None, note="")
+        self._tasks: dict[str, TaskID] = {}
+        self._done: dict[str, tuple[float, float]] = {}
+        """Of each recording, the part that was done when this run came to it, and the part that is done now."""
         self._shares: dict[str, float] = {}
         self._total = self._ended = 0
         self._begin = self._drawn_at = time.monotonic()
@@ -200,8 +202,8 @@ class Terminal:
         elif isinstance(event, (Finished, Failed)):
             self._end(event)
         elif isinstance(event, Ended):
-            for name in [name for name in self._tasks if name]:
-                self._bar.remove_task(self._tasks.pop(name))
+            for task in self._tasks.values():
+                self._bar.remove_task(task)
             self.close()
             self._print(summary(event))
 
@@ -214,8 +216,7 @@ class Terminal:
             self._tasks[name] = self._bar.add_task(f"  {os.path.basename(name)}", total=event.of, note="")
         if name in self._tasks:
             self._bar.update(self._tasks[name], completed=event.seconds)
-        self._first.setdefault(name, event.seconds)
-        self._seconds[name] = event.seconds
+        self._done[name] = self._done.get(name, (event.seconds, 0.0))[0], event.seconds
         self._shares[name] = event.seconds / event.of
         self._update()
 
@@ -231,10 +232,10 @@ class Terminal:
         self._update()
 
     def _update(self) -> None:
-        done = sum(self._seconds.values()) - sum(self._first.values())
+        done = sum(now - first for first, now in self._done.values())
         speed = done / max(time.monotonic() - self._begin, 1e-9)
         self._bar.update(
-            self._tasks[""],
+            self._all,
             description=f"{self._ended} of {_recordings(self._total)}",
             total=self._total,
             completed=sum(self._shares.values()),

@@ -72,18 +72,12 @@ def _reporter(number: int) -> Callable[[int], None]:
 
 
 class TaskEvent(typing.NamedTuple):
-    """The outcome of a task."""
+    """How far the task of a number is; when it is finished, with the result of its steps, or what they raised."""
 
     number: int
-    """That of the task."""
-
     done: int = 0
-    """How many of its samples are done, as long as it is not finished."""
-
     is_finished: bool = False
-
     outcome: object = None
-    """The result of its steps, or the exception that they raised, when it is finished."""
 
 
 class Tasks:

@@ -195,32 +195,25 @@ class RawBinarySource(NeoSource):
         return [Sampled("Signals", "0", [segment])]
 
 
-def _is_file(path: Path, *suffixes: str) -> bool:
-    return path.suffix.lower() in suffixes and path.is_file()
+def _file(*suffixes: str) -> Callable[[Path], Path | None]:
+    """A function that takes files with these suffixes for recordings."""
+    return lambda path: path if path.suffix.lower() in suffixes and path.is_file() else None
 
 
-def _has(folder: Path, *patterns: str) -> bool:
-    return folder.is_dir() and any(next(folder.glob(pattern), None) is not None for pattern in patterns)
+def _has(folder: Path, pattern: str) -> bool:
+    return folder.is_dir() and next(folder.glob(pattern), None) is not None
 
 
 def _open_ephys(path: Path) -> Path | None:
-    if _is_file(path, ".continuous"):
-        return path.parent
-    return path if _has(path, "*.continuous") else None
+    file = _file(".continuous")(path)
+    return file.parent if file else path if _has(path, "*.continuous") else None
 
 
 def _intan(path: Path) -> Path | None:
-    if path.name.lower() in ("info.rhd", "info.rhs") and path.is_file():
-        return path.parent
-    return path if _is_file(path, ".rhd", ".rhs") or _has(path, "[iI][nN][fF][oO].[rR][hH][dDsS]") else None
-
-
-def _blackrock(path: Path) -> Path | None:
-    return path if _is_file(path, *(f".ns{number}" for number in range(1, 7))) else None
-
-
-def _raw_binary(path: Path) -> Path | None:
-    return path if _is_file(path, ".bin", ".dat", ".raw") else None
+    file = _file(".rhd", ".rhs")(path)
+    if file and file.stem.lower() == "info":
+        return file.parent
+    return file or (path if _has(path, "[iI][nN][fF][oO].[rR][hH][dDsS]") else None)
 
 
 def _open_raw_binary(
@@ -264,12 +257,12 @@ NEO_FORMATS = (
     RecordingFormat(
         "rawbinary",
         "samples without a header",
-        _raw_binary,
+        _file(".bin", ".dat", ".raw"),
         _open_raw_binary,
         chooses_channels=True,
         in_search=False,
     ),
-    neo_format("blackrock", "Blackrock .ns1 to .ns6", _blackrock),
+    neo_format("blackrock", "Blackrock .ns1 to .ns6", _file(*(f".ns{number}" for number in range(1, 7)))),
     neo_format("intan", "Intan .rhd and .rhs, with the samples in one file or beside it", _intan),
     neo_format("openephys", "Open Ephys, legacy: a folder of .continuous files", _open_ephys),
     neo_format("openephysbinary", "Open Ephys, binary: a folder with structure.oebin", openephys.locate),

@@ -21,7 +21,7 @@ from pathlib import Path
 import ezmsg.core as ez
 import numpy as np
 import numpy.typing as npt
-from ezmsg.util.messages.axisarray import AxisArray, AxisBase
+from ezmsg.util.messages.axisarray import AxisArray
 from ezmsg.util.messages.util import replace
 
 from ..stream.segments import GAP_TOLERANCE
@@ -41,30 +41,6 @@ class Place(typing.NamedTuple):
 
     file: str
     path: str
-
-
-class Series(typing.NamedTuple):
-    """An electrical series that a message can be made of."""
-
-    object_id: str
-    data: Place
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    rows_per_chunk: int
-    """Samples that the file stores, and compresses, as one."""
-
-    labels: npt.NDArray[np.str_]
-    """One for each channel."""
-
-    scaling: dict[str, object]
-    """How to get from samples to volts, in the words of ezmsg-nwb's attrs."""
-
-    @property
-    def digest(self) -> str:
-        """Tells labels and scaling from all others."""
-        parts = [repr(self.labels.tolist())]
-        parts += [f"{key}={np.asarray(value).tolist()!r}" for key, value in self.scaling.items()]
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 class _Found:
@@ -170,8 +146,8 @@ def member(group: h5py.Group, dataset: str) -> h5py.Dataset:
         raise Unfit(f"has its {dataset} in {link.filename!r}, which is not there or damaged.") from error
 
 
-def read_series(group: h5py.Group) -> Series:
-    """Samples and channels of *group*, checked."""
+def read_header(group: h5py.Group) -> tuple[AxisArray, str]:
+    """A message without samples of the series in *group*, checked, and a digest of labels and scaling."""
     data = member(group, "data")
     shape, dtype = tuple(data.shape or ()), data.dtype
     if dtype.kind not in "iuf":
@@ -188,15 +164,18 @@ def read_series(group: h5py.Group) -> Series:
             f"has data of shape {shape} and {len(rows)} electrodes; allowed is data of shape (time, channel), with an "
             f"electrode for each channel.{turned}"
         )
-    return Series(
-        object_id=_text(group.attrs.get("object_id")),
-        data=Place(data.file.filename, data.name),
-        shape=shape,
-        dtype=dtype,
-        rows_per_chunk=data.chunks[0] if data.chunks else 1,
-        labels=_labels(group["electrodes"], rows),
-        scaling=_scaling(data, group["channel_conversion"] if "channel_conversion" in group else None, n_channels),
+    labels = _labels(group["electrodes"], rows)
+    scaling = _scaling(data, group["channel_conversion"] if "channel_conversion" in group else None, n_channels)
+    parts = [repr(labels.tolist()), *(f"{key}={np.asarray(value).tolist()!r}" for key, value in scaling.items())]
+    dims = ["time", "ch", *(f"dim_{number}" for number in range(2, len(shape)))][: len(shape)]
+    message = AxisArray(
+        data=np.zeros((0, *shape[1:]), dtype),
+        dims=dims,
+        axes={"ch": AxisArray.CoordinateAxis(data=labels, dims=["ch"])} if "ch" in dims else {},
+        attrs=scaling,
+        stream_dim="time",
     )
+    return message, hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def _labels(electrodes: h5py.Dataset, rows: npt.NDArray[np.integer]) -> npt.NDArray[np.str_]:
@@ -423,17 +402,20 @@ class NWBSource:
             address, group = find_series(file, series, self.path)
             self._name = address.rpartition("/")[2]
             with faults_of(self.path, self._name):
-                self._series = read_series(group)
-                self.n_samples = self._series.shape[0]
+                header, digest = read_header(group)
+                data = group["data"]
+                self.n_samples, self._data = len(data), Place(data.file.filename, data.name)
                 self._times = read_times(group, self.n_samples)
+                self._chunk = _chunk_length(data, chunk_mb)
+                object_id = _text(group.attrs.get("object_id"))
         self.sampling_rate = self._times.rate
-        self._chunk = _chunk_length(self._series, chunk_mb)
-        self._template = self._empty_message()
+        axes = {"time": AxisArray.TimeAxis(fs=self.sampling_rate), **header.axes}
+        self._template = replace(header, axes=axes, key=self._name)
         # Everything that results depend on but the samples, so that a file that was corrected is another recording.
         self.identity = (
-            f"{self.path.name} {address} {self._series.object_id}, {self.n_samples} samples of "
-            f"{self._series.shape[1:]} {self._series.dtype} {self._times.identity}, labels and scaling "
-            f"{self._series.digest}, read {self._chunk} samples at a time"
+            f"{self.path.name} {address} {object_id}, {self.n_samples} samples of {header.data.shape[1:]} "
+            f"{header.data.dtype} {self._times.identity}, labels and scaling {digest}, read {self._chunk} samples at a "
+            "time"
         )
 
     @property
@@ -444,7 +426,7 @@ class NWBSource:
     def read(self, start: int = 0) -> Iterator[AxisArray]:
         """The samples from number *start* on, see :obj:`ezmsg.mlx.RecordingSource`."""
         with contextlib.ExitStack() as stack:
-            data = self._dataset(stack, self._series.data)
+            data = self._dataset(stack, self._data)
             stamps = self._dataset(stack, self._times.place) if self._times.place else None
             for begin in range(start - start % self._chunk, self.n_samples, self._chunk):
                 end = min(begin + self._chunk, self.n_samples)
@@ -466,20 +448,6 @@ class NWBSource:
         with faults_of(self.path, self._name):
             return file[place.path]
 
-    def _empty_message(self) -> AxisArray:
-        series, dims = self._series, ["time", "ch", *(f"dim_{n}" for n in range(2, len(self._series.shape)))]
-        axes: dict[str, AxisBase] = {"time": AxisArray.TimeAxis(fs=self.sampling_rate)}
-        if len(series.shape) > 1:
-            axes["ch"] = AxisArray.CoordinateAxis(data=series.labels, dims=["ch"])
-        return AxisArray(
-            data=np.zeros((0, *series.shape[1:]), series.dtype),
-            dims=dims[: len(series.shape)],
-            axes=axes,
-            attrs=dict(series.scaling),
-            key=self._name,
-            stream_dim="time",
-        )
-
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[h5py.File]:
@@ -495,13 +463,13 @@ def _opened(path: Path) -> Iterator[h5py.File]:
         yield file
 
 
-def _chunk_length(series: Series, chunk_mb: float) -> int:
+def _chunk_length(data: h5py.Dataset, chunk_mb: float) -> int:
     """Samples of a message: as many as *chunk_mb* holds, and if possible whole chunks of the file.
 
     A message waits several times, so that memory is a multiple of it; one of 4 MiB is not slower than one of 16.
     """
-    n = max(int(chunk_mb * 2**20 / (series.dtype.itemsize * math.prod(series.shape[1:]))), 1)
-    in_file = series.rows_per_chunk
+    n = max(int(chunk_mb * 2**20 / (data.dtype.itemsize * math.prod(data.shape[1:]))), 1)
+    in_file = data.chunks[0] if data.chunks else 1
     if n >= in_file:
         return n - n % in_file
     return in_file if in_file <= LARGEST_FILE_CHUNK * n else n
