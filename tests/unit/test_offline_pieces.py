@@ -218,7 +218,7 @@ def test_no_two_pieces_write_to_one_chunk(layout, factory, path, executor, monke
     written, write = [], RowWriter.write
 
     def noted(self, begin, rows):
-        written.append((self._array.basename, begin, begin + len(rows), self._array.chunks[0], self._array.shape[0]))
+        written.append((self.array.basename, begin, begin + len(rows), self.array.chunks[0], self.array.shape[0]))
         write(self, begin, rows)
 
     monkeypatch.setattr(RowWriter, "write", noted)

@@ -277,7 +277,7 @@ class RowWriter:
     """Writes rows of an array of the group in the folder *group*."""
 
     def __init__(self, array: zarr.Array, group: Path) -> None:
-        self._array, self._folder = array, group / array.basename
+        self.array, self._folder = array, group / array.basename
         self._stored: typing.Any = None
         """The array of tensorstore, or that of Zarr where tensorstore cannot open it."""
 
@@ -288,8 +288,8 @@ class RowWriter:
         that it grows.
         """
         end = begin + len(rows)
-        if self._array.shape[0] < end:
-            self._array.resize((max(end, 2 * self._array.shape[0]), *self._array.shape[1:]))
+        if self.array.shape[0] < end:
+            self.array.resize((max(end, 2 * self.array.shape[0]), *self.array.shape[1:]))
             self._stored = None
         if self._stored is None:
             self._stored = self._opened()
@@ -310,7 +310,7 @@ class RowWriter:
         try:
             return tensorstore.open(spec).result()
         except (ValueError, RuntimeError):  # a codec that it does not have, a path that is not UTF-8
-            return self._array
+            return self.array
 
 
 def checksum(values: npt.NDArray, start: int = 0) -> int:

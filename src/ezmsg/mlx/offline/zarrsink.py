@@ -25,26 +25,11 @@ from ezmsg.baseproc import resolve_stream_dim
 from ezmsg.util.messages.axisarray import AxisArray, AxisBase
 
 from ..stream.unit import check_number, check_path
+from . import zarrlayout
 from .checkpoint import differing_settings, pack, unpack
 from .contracts import Opened
 from .reading import import_extra
-from .zarrlayout import (
-    DIMENSIONS,
-    ResultLayout,
-    RowBuffer,
-    RowWriter,
-    add_array,
-    add_labels,
-    attributes_of_axis,
-    attributes_of_data,
-    check_axes,
-    checksum,
-    consolidate,
-    labels_of,
-    name_of_array,
-    new_group,
-    times,
-)
+from .zarrlayout import ResultLayout, RowBuffer, RowWriter
 
 if typing.TYPE_CHECKING:
     import zarr
@@ -176,27 +161,25 @@ class _Results:
         """Of all rows and times that were written, chunk by chunk."""
         self.times = "time"
         """Name of the times of the rows."""
-        self.arrays: dict[str, zarr.Array] = {}
-        """``data`` and the times; a group opens an array anew whenever it is asked for it."""
+        self.writers: dict[str, RowWriter] = {}
+        """Of ``data`` and the times."""
         self._folder, self._layout = folder, layout
         self._borders = borders
         self._axes: dict[str, AxisBase | None] = {}
         """Of the first results, but for the stream axis."""
-        self._writers: dict[str, RowWriter] = {}
         self.waiting = RowBuffer(0)
         """Times and rows that fill no chunk yet."""
 
     @property
     def rows_per_chunk(self) -> int:
         """Length of a chunk."""
-        return self.arrays["data"].chunks[0]
+        return self.writers["data"].array.chunks[0]
 
     def open(self, times: str) -> None:
         """Go on with the group that is there, in which the times of the rows are called *times*."""
         group = import_extra("zarr").open_group(str(self._folder), mode="r+")
         self.times = times
-        self.arrays = {name: typing.cast("zarr.Array", group[name]) for name in ("data", times)}
-        self._writers = {name: RowWriter(array, self._folder) for name, array in self.arrays.items()}
+        self.writers = {name: RowWriter(group[name], self._folder) for name in ("data", times)}
         self.waiting = RowBuffer(self.rows_per_chunk)
 
     def append(self, message: AxisArray) -> None:
@@ -207,35 +190,36 @@ class _Results:
         data = self._layout.converted(message.data)
         data = np.moveaxis(data, message.get_axis_idx(dim), 0)
         dims = [dim, *(name for name in message.dims if name != dim)]
-        if not self.arrays:
+        if not self.writers:
             self._begin(message, dims, data)
-        array = self.arrays["data"]
-        names = [name_of_array(name) for name in dims]
+        array = self.writers["data"].array
+        names = [zarrlayout.name_of_array(name) for name in dims]
         given = data.shape[1:], data.dtype, names
-        expected = array.shape[1:], array.dtype, list(typing.cast("list[str]", array.attrs[DIMENSIONS]))
+        expected = array.shape[1:], array.dtype, list(typing.cast("list[str]", array.attrs[zarrlayout.DIMENSIONS]))
         if given != expected:
             raise ValueError(
                 f"Results have (shape, dtype, dims) {given}, those before had {expected}: they do not fit together."
             )
         if len(data):
-            check_axes(self._axes, message, dims[1:])
-            self.take(times(message.axes.get(dim), dim, len(data)), data)
+            zarrlayout.check_axes(self._axes, message, dims[1:])
+            self.take(zarrlayout.times(message.axes.get(dim), dim, len(data)), data)
 
     def _begin(self, message: AxisArray, dims: list[str], data: npt.NDArray) -> None:
         """Make the group, or see whether the one that another process has made is for such messages."""
-        self.times = "time" if "time" not in dims[1:] else name_of_array(dims[0])
-        labels = labels_of(message, dims[1:], {"data", self.times})
-        dims = [name_of_array(name) for name in dims]
-        about = attributes_of_data(message, dims, [name for name, _, _ in labels])
+        self.times = "time" if "time" not in dims[1:] else zarrlayout.name_of_array(dims[0])
+        labels = zarrlayout.labels_of(message, dims[1:], {"data", self.times})
+        dims = [zarrlayout.name_of_array(name) for name in dims]
+        about = zarrlayout.attributes_of_data(message, dims, [name for name, _, _ in labels])
         if not is_there(self._folder):
             new = self._folder.with_name(f"{self._folder.name}.{uuid.uuid4().hex}")
-            group, (n_rows, length) = new_group(new), (self._borders[-1], self._borders[1]) if self._borders else (0, 0)
+            group = zarrlayout.new_group(new)
+            n_rows, length = (self._borders[-1], self._borders[1]) if self._borders else (0, 0)
             chunks = self._layout.chunks(data.shape[1:], data.dtype, length)
             shape, compressor = (n_rows, *data.shape[1:]), self._layout.compressor
-            add_array(group, "data", dims, shape, chunks, data.dtype, about, compressor)
-            of_times = attributes_of_axis(message, resolve_stream_dim(message))
-            add_array(group, self.times, dims[:1], shape[:1], chunks[:1], np.dtype(np.float64), of_times)
-            add_labels(group, message, labels)
+            zarrlayout.add_array(group, "data", dims, shape, chunks, data.dtype, about, compressor)
+            of_times = zarrlayout.attributes_of_axis(message, resolve_stream_dim(message))
+            zarrlayout.add_array(group, self.times, dims[:1], shape[:1], chunks[:1], np.dtype(np.float64), of_times)
+            zarrlayout.add_labels(group, message, labels)
             group.attrs["key"] = message.key
             try:
                 os.rename(new, self._folder)
@@ -246,7 +230,7 @@ class _Results:
         self.open(self.times)
         group = import_extra("zarr").open_group(str(self._folder), mode="r")
         known = dict(group["data"].attrs), {name: repr(np.asarray(group[name][:]).tolist()) for name, _, _ in labels}
-        given = {DIMENSIONS: dims, **about}, {name: repr(values.tolist()) for name, _, values in labels}
+        given = {zarrlayout.DIMENSIONS: dims, **about}, {name: repr(values.tolist()) for name, _, values in labels}
         if known != given:
             raise ValueError(f"Results have attributes and labels {given}, those of other pieces have {known}.")
 
@@ -258,9 +242,9 @@ class _Results:
     def _write(self, when: npt.NDArray, rows: npt.NDArray) -> None:
         """Write a chunk, or what is left at the end."""
         for name, values in (("data", rows), (self.times, when)):
-            self._writers[name].write(self.n_written, values)
+            self.writers[name].write(self.n_written, values)
             if not self._borders:
-                self.checksum = checksum(values, self.checksum)
+                self.checksum = zarrlayout.checksum(values, self.checksum)
         self.n_written += len(rows)
 
     def write_rest(self) -> None:
@@ -270,8 +254,8 @@ class _Results:
 
     def sync(self, first: int) -> None:
         """Wait until the rows from number *first* on are on the disk."""
-        for name, array in self.arrays.items():
-            sides = zip(array.shape[1:], array.chunks[1:], strict=True)
+        for name, writer in self.writers.items():
+            sides = zip(writer.array.shape[1:], writer.array.chunks[1:], strict=True)
             chunks = range(first // self.rows_per_chunk, -(-self.n_written // self.rows_per_chunk))
             for place in itertools.product(chunks, *(range(-(-length // chunk)) for length, chunk in sides)):
                 # A chunk of nothing but zeros has no file.
@@ -283,14 +267,14 @@ class _Results:
         """Of the first *n* rows that are in the group."""
         found, size = 0, self.rows_per_chunk
         for begin in range(0, n, size):
-            for array in self.arrays.values():
-                found = checksum(np.asarray(array[begin : min(begin + size, n)]), found)
+            for writer in self.writers.values():
+                found = zarrlayout.checksum(np.asarray(writer.array[begin : min(begin + size, n)]), found)
         return found
 
     def truncate(self, n: int) -> None:
         """Drop rows from number *n* on."""
-        for array in self.arrays.values():
-            array.resize((n, *array.shape[1:]))
+        for writer in self.writers.values():
+            writer.array.resize((n, *writer.array.shape[1:]))
 
 
 class ZarrPiece:
@@ -331,9 +315,7 @@ class ZarrPiece:
         self._note.parent.mkdir(exist_ok=True)
         write_durably(self._note, self._state)
 
-    def close(self) -> None:
-        """See :obj:`ezmsg.mlx.ResultSink`."""
-        self.restart()
+    close = restart
 
 
 class ZarrSink:
@@ -496,7 +478,7 @@ class ZarrSink:
         """See :obj:`ezmsg.mlx.ResultSink`."""
         saved: dict[str, object] = {"fingerprint": self._fingerprint, "state": state, "n_written": None}
         results = self._results
-        if results.arrays:
+        if results.writers:
             saved |= {"n_written": results.n_written, "checksum": results.checksum}
             saved |= {"times": results.times, "waiting": results.waiting.rest}
         write_durably(self.partial / "checkpoint", pack(saved, ()))
@@ -523,11 +505,11 @@ class ZarrSink:
         folder = self._folder
         if not is_there(folder):
             raise ValueError("There are no results: the recording may be shorter than what the chain needs for one.")
-        if self._results.arrays:
+        if self._results.writers:
             self._results.write_rest()
             self._results.truncate(self._results.n_written)
         self._opened_group().attrs["recipe"] = self._recipe
-        consolidate(folder)
+        zarrlayout.consolidate(folder)
         sync_tree(folder)
         if is_there(self.path):
             raise FileExistsError(f"{self.path} is there already; the new results are in {folder}.")
