@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import typing
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import ezmsg.core as ez
@@ -88,36 +89,55 @@ class _Behind:
 
     def __init__(self, name: str, has_room: Callable[[int, int], bool]) -> None:
         self._has_room = has_room
-        self._thread = ThreadPoolExecutor(1, name)
-        self._waiting: deque[tuple[Future[None], int]] = deque()
+        self._waiting: deque[tuple[Callable[[], None], int]] = deque()
+        """Those that are not done, with their bytes."""
+        self._n_bytes = 0
+        self._changed = threading.Condition()
+        self._ends = False
         self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     def __enter__(self: BehindT) -> BehindT:
+        self._thread.start()
         return self
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        self._thread.shutdown()
+        with self._changed:
+            self._ends = True
+            self._changed.notify_all()
+        self._thread.join()
         if error is None:
             self._check()
 
     def _put(self, action: Callable[[], None], n_bytes: int = 0) -> None:
         self._check()
-        waiting = self._waiting
-        while waiting and (waiting[0][0].done() or not self._has_room(len(waiting), sum(n for _, n in waiting))):
-            waiting[0][0].exception()  # waits for it
-            waiting.popleft()
-        waiting.append((self._thread.submit(self._do, action), n_bytes))
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting or self._has_room(len(self._waiting), self._n_bytes))
+            self._waiting.append((action, n_bytes))
+            self._n_bytes += n_bytes
+            self._changed.notify_all()
 
     def _check(self) -> None:
         if self._error is not None:
             raise self._error
 
-    def _do(self, action: Callable[[], None]) -> None:
-        if self._error is None:
-            try:
-                action()
-            except BaseException as error:  # to be raised in the other thread
-                self._error = error
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._ends)
+                if not self._waiting:
+                    return
+                action, n_bytes = self._waiting[0]
+            if self._error is None:
+                try:
+                    action()
+                except BaseException as error:  # to be raised in the other thread
+                    self._error = error
+            del action
+            with self._changed:
+                self._waiting.popleft()
+                self._n_bytes -= n_bytes
+                self._changed.notify_all()
 
 
 class WriteBehind(_Behind):
