@@ -40,7 +40,7 @@ class Own(RowWriter):
     """A file for each whole chunk, as Zarr's format 2 has it: the values in C order, compressed."""
 
     def write(self, begin: int, rows: np.ndarray) -> None:
-        array = self._array
+        array = self.array
         if array.shape[0] < begin + len(rows):
             array.resize((max(begin + len(rows), 2 * array.shape[0]), *array.shape[1:]))
         if len(rows) != array.chunks[0]:
@@ -56,7 +56,7 @@ class ThroughZarr(RowWriter):
     """Whatever pipeline zarr-python is configured to use."""
 
     def _opened(self) -> zarr.Array:
-        return self._array
+        return self.array
 
 
 @contextlib.contextmanager

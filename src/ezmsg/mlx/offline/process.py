@@ -14,7 +14,6 @@ import functools
 import sys
 import time
 import typing
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -199,42 +198,38 @@ def _process_on_workers(
 ) -> Iterator[tuple[int, ProcessedRecording | Exception]]:
     """Process recordings on workers; the pieces of all of them are one queue."""
     assert options.workers is not None
-    tasks, rest = Tasks(options.workers), enumerate(recordings)
-    begun: dict[int, _Recording] = {}
-    waiting: deque[tuple[int, PieceTask]] = deque()
+    tasks, begun = Tasks(options.workers), dict[int, _Recording]()
     in_work: dict[int, tuple[int, PieceTask]] = {}
 
-    def give_up(number: int) -> None:
-        """Leave what is not begun of a recording; pieces that are in work end, and are kept."""
-        left = [each for each in waiting if each[0] != number]
-        waiting.clear()
-        waiting.extend(left)
-        begun.pop(number).sink.close()
+    def queue() -> Iterator[tuple[int, PieceTask | Exception | None]]:
+        """The pieces of each recording; the error where there are none, and None where the results are there."""
+        for number, (source, sink) in enumerate(recordings):
+            try:
+                begun[number] = recording = _Recording(source, sink, options)
+            except Exception as error:
+                sink.close()
+                yield number, error
+                continue
+            if not recording.tasks:
+                yield number, None
+            for task in recording.tasks:
+                yield number, task
 
+    rest = queue()
     try:
         while True:
-            while tasks.has_room():
-                if waiting:
-                    number, task = waiting.popleft()
+            while tasks.has_room() and (following := next(rest, None)) is not None:
+                number, task = following
+                if isinstance(task, Exception):
+                    yield number, task
+                elif task is None:
+                    yield number, _finished(begun.pop(number))
+                elif number in begun:  # else another piece of it has failed
                     try:
                         in_work[tasks.submit(task)] = number, task
                     except TypeError as error:  # it cannot be pickled
-                        give_up(number)
+                        begun.pop(number).sink.close()
                         yield number, error
-                elif (following := next(rest, None)) is not None:
-                    number, (source, sink) = following
-                    try:
-                        recording = _Recording(source, sink, options)
-                    except Exception as error:
-                        sink.close()
-                        yield number, error
-                        continue
-                    begun[number] = recording
-                    waiting.extend((number, task) for task in recording.tasks)
-                    if not recording.tasks:
-                        yield number, _finished(begun.pop(number))
-                else:
-                    break
             if not in_work:
                 return
             event = tasks.wait()
@@ -244,7 +239,8 @@ def _process_on_workers(
             if (found := begun.get(number)) is None:
                 continue  # what is left of one that has failed
             if isinstance(event.outcome, Exception):
-                give_up(number)
+                # Other pieces of it that are in work end, and are kept.
+                begun.pop(number).sink.close()
                 yield number, event.outcome
                 continue
             found.so_far[task.piece.number] = task.n_samples if event.is_finished else event.done
