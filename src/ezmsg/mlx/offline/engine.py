@@ -270,7 +270,7 @@ class ResumableChain:
         return pack((done, [step.save() for step in self.steps]))
 
     def restore(self, saved: bytes) -> int:
-        """Go on from a saved state, else ValueError, with the steps as they were; the number of samples done then."""
+        """Go on from a saved state; the number of samples done then. After a ValueError the steps are as they were."""
         done, states = typing.cast(tuple[int, list[bytes | None]], unpack(saved))
         if not isinstance(done, int) or len(states) != len(self.steps):
             raise ValueError("it is not one of this chain")

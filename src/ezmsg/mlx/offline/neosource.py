@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ..stream.unit import check_count, check_number, check_path, is_real
 from . import neofiles, openephys, spikeglx
-from .contracts import RecordingFormat, StreamInfo
+from .contracts import RecordingFormat
 from .neofiles import reader_names
 from .reading import faults_of, import_extra, one_run
 from .signals import (
@@ -232,12 +232,6 @@ def neo_format(
 ) -> RecordingFormat:
     """The format that neo's reader *name* reads; told by the suffixes of neo's class where there is no *locate*."""
 
-    def open_neo(path: Path, **options: typing.Any) -> NeoSource:
-        return NeoSource(path, format=name, **options)
-
-    def describe_neo(path: Path, **options: typing.Any) -> tuple[StreamInfo, ...]:
-        return describe(sampled_in(path, name, options), path)
-
     def by_suffix(path: Path) -> Path | None:
         suffixes = {f".{suffix.lower()}" for suffix in reader_names()[name].extensions}
         return path if path.suffix.lower() in suffixes and path.exists() else None
@@ -246,8 +240,8 @@ def neo_format(
         name=name,
         description=description or f"neo's reader {name}",
         locate=locate or by_suffix,
-        open=open_neo,
-        describe=describe_neo,
+        open=lambda path, **options: NeoSource(path, format=name, **options),
+        describe=lambda path, **options: describe(sampled_in(path, name, options), path),
         in_folder=name in ("intan", "openephys", "openephysbinary"),
         chooses_channels=True,
     )
