@@ -1,11 +1,14 @@
 """Reading ahead and writing behind: order, bounds, errors, and threads that end."""
 
 import itertools
+import subprocess
+import sys
 import threading
 
 import numpy as np
 import pytest
 from helpers.offline_memory import MemorySink, MemorySource
+from helpers.processes import TESTS, TIME_LIMIT
 
 from ezmsg.mlx.offline.engine import MOST_AHEAD, WriteBehind, read_ahead
 
@@ -61,6 +64,26 @@ def test_reading_ends_when_nobody_asks_any_more():
         assert threads()
         raise KeyboardInterrupt
     assert source.n_closed == 1 and source.n_read <= 1 + MOST_AHEAD + 1
+
+
+def test_a_thread_that_outlives_the_main_one_goes_on_reading_and_writing():
+    code = """
+import sys, threading
+sys.path[:0] = sys.argv[1:]
+from helpers.offline_memory import MemorySink, MemorySource
+from helpers.processes import TESTS, TIME_LIMIT
+from ezmsg.mlx import process_recording
+
+def run():
+    threading.main_thread().join()
+    sink = MemorySink()
+    process_recording(MemorySource(2000), lambda: lambda message: message, sink, progress=False)
+    print(len(sink.results))
+
+threading.Thread(target=run).start()
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(TESTS)], capture_output=True, text=True, timeout=TIME_LIMIT)
+    assert (done.stdout, done.stderr) == ("2000\n", "")
 
 
 def messages():

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+import queue
 import threading
 import typing
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import ezmsg.core as ez
@@ -54,30 +54,44 @@ def read_ahead(messages: Iterator[AxisArray], most: int = MOST_AHEAD) -> Iterato
 
     What taking them raises is raised where they are asked for. The thread ends with the ``with`` block.
     """
+    # Not an executor, which takes nothing any more once the main thread has ended, although others go on.
+    waiting: queue.SimpleQueue[AxisArray | None] = queue.SimpleQueue()
+    room, is_over, errors = threading.Semaphore(most), threading.Event(), list[BaseException]()
 
-    def read() -> AxisArray | None:
-        message = next(messages, None)
-        if message is not None and is_mlx_array(message.data):
-            # Lazy data can be evaluated in the thread that made it only.
-            import mlx.core as mx
+    def read() -> None:
+        try:
+            for message in messages:
+                if is_mlx_array(message.data):
+                    # Lazy data can be evaluated in the thread that made it only.
+                    import mlx.core as mx
 
-            mx.eval(message.data)
-        return message
+                    mx.eval(message.data)
+                waiting.put(message)
+                room.acquire()
+                if is_over.is_set():
+                    break
+        except BaseException as error:  # to be raised in the other thread
+            errors.append(error)
+        finally:
+            if isinstance(messages, typing.Generator):
+                messages.close()
+            waiting.put(None)
 
     def taken() -> Iterator[AxisArray]:
-        while (message := waiting.popleft().result()) is not None:
-            waiting.append(thread.submit(read))
+        while (message := waiting.get()) is not None:
+            room.release()
             yield message
+        if errors:
+            raise errors[0]
 
-    with ThreadPoolExecutor(1, "reading") as thread:
-        waiting = deque(thread.submit(read) for _ in range(most))
-        try:
-            yield taken()
-        finally:
-            for future in waiting:
-                future.cancel()
-            if isinstance(messages, typing.Generator):
-                thread.submit(messages.close)
+    thread = threading.Thread(target=read, name="reading", daemon=True)
+    thread.start()
+    try:
+        yield taken()
+    finally:
+        is_over.set()
+        room.release()
+        thread.join()
 
 
 class _Behind:

@@ -70,7 +70,7 @@ class ResultLayout:
         return numpy_to_integers(values, self.dtype) if is_integer(self.dtype) else values.astype(self.dtype)
 
     def chunks(self, row: Sequence[int], dtype: np.dtype, n_rows: int) -> tuple[int, ...]:
-        """The lengths of a chunk of rows of the shape *row*. Its rows divide *n_rows*, if they can and that is not 0."""
+        """Lengths of a chunk of rows of the shape *row*. Its rows divide *n_rows*, if they can and that is not 0."""
         n_bytes = max(dtype.itemsize * math.prod(row), 1)
         most = self.chunk_samples or max(int(self.chunk_mb * 2**20 / n_bytes), 1)
         first = [min(self.chunk_channels or length, length) for length in row[:1]]
