@@ -163,7 +163,7 @@ def test_pauses_and_steps_of_the_clock_are_followed(tmp_path, start, pauses):
 def test_a_gap_at_the_seam_of_two_blocks_is_found(tmp_path, monkeypatch):
     from ezmsg.mlx.offline import nwbsource as nwbtimes
 
-    monkeypatch.setattr(nwbtimes, "_BLOCK", 100)
+    monkeypatch.setattr(nwbtimes, "BLOCK", 100)
     stamps = np.arange(1000) / RATE
     for place in (99, 100, 101, 500, 799):
         stamps[place:] += 1.0
@@ -402,7 +402,7 @@ def test_no_more_of_the_file_is_built_than_the_series(file):
 def test_memory_does_not_grow_with_the_number_of_time_stamps(tmp_path, monkeypatch):
     from ezmsg.mlx.offline import nwbsource as nwbtimes
 
-    monkeypatch.setattr(nwbtimes, "_BLOCK", 2**14)
+    monkeypatch.setattr(nwbtimes, "BLOCK", 2**14)
     peaks = []
     for n in (2**16, 2**19):
         path = tmp_path / f"{n}.nwb"

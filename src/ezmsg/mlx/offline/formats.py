@@ -12,7 +12,6 @@ Another package adds a format with an entry point in the group ``ezmsg.mlx.forma
 
 from __future__ import annotations
 
-import errno
 import importlib.metadata
 import os
 import typing
@@ -25,6 +24,7 @@ from ..stream.unit import check_path, one_of
 from .contracts import RecordingFormat, RecordingSource, StreamInfo, describe_source
 from .neosource import NEO_FORMATS, guessed_format, named_format
 from .nwbsource import NWB_FORMAT
+from .reading import existing
 from .signals import ChannelChoice, ChosenChannels
 
 ENTRY_POINTS = "ezmsg.mlx.formats"
@@ -155,7 +155,8 @@ def find_recordings(folder: str | os.PathLike, format: str | None = None) -> lis
         FileNotFoundError: There is nothing at *folder*.
         ValueError: There is no such format.
     """
-    root = _existing(folder)
+    check_path("path", folder)
+    root = existing(Path(folder))
     if format in (None, "auto"):
         formats = [each for each in recording_formats().values() if each.in_search]
     else:
@@ -190,7 +191,8 @@ def _located(format: RecordingFormat, path: Path) -> Path | None:
 
 def _recognised(path: str | os.PathLike, format: str | None) -> tuple[RecordingFormat, Path]:
     """The format, and the recording that *path* belongs to."""
-    place = _existing(path)
+    check_path("path", path)
+    place = existing(Path(path))
     if not isinstance(format, (str, type(None))):
         raise TypeError(f"'format' must be a name or None, got {format!r}")
     if format not in (None, "auto"):
@@ -212,11 +214,3 @@ def _named(name: str) -> RecordingFormat:
     if found is None:
         raise ValueError(f"'format' must be {one_of(['auto', *formats])} or the name of a reader of neo, got {name!r}")
     return found
-
-
-def _existing(path: str | os.PathLike) -> Path:
-    check_path("path", path)
-    place = Path(path)
-    if not place.exists():
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place))
-    return place

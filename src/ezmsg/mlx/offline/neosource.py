@@ -16,7 +16,7 @@ from ..stream.unit import check_count, check_number, check_path, is_real
 from . import neofiles, openephys, spikeglx
 from .contracts import RecordingFormat
 from .neofiles import reader_names
-from .reading import faults_of, import_extra, one_run
+from .reading import existing, faults_of, import_extra, one_run
 from .signals import (
     ELECTRODE,
     ChannelChoice,
@@ -94,9 +94,7 @@ class NeoSource(SampledSource):
         self.identity = f"{self.path.name} {format} {self.identity}, options {sorted(options.items())!r}"
 
     def _sampled(self) -> list[Sampled]:
-        if not self.path.exists():
-            raise FileNotFoundError(2, os.strerror(2), str(self.path))
-        return sampled_in(self.path, self._format, self._options)
+        return sampled_in(existing(self.path), self._format, self._options)
 
 
 _OWN: Mapping[str, Callable[..., list[Sampled]]] = {
@@ -185,10 +183,8 @@ class RawBinarySource(NeoSource):
         super().__init__(path, format="rawbinary", channels=channels, chunk_mb=chunk_mb)
 
     def _sampled(self) -> list[Sampled]:
-        if not self.path.exists():
-            raise FileNotFoundError(2, os.strerror(2), str(self.path))
         with faults_of(self.path):
-            n_samples = whole_samples(self.path, self._header_bytes, len(self._given.labels), self._dtype)
+            n_samples = whole_samples(existing(self.path), self._header_bytes, len(self._given.labels), self._dtype)
         segment = FlatSegment(
             self._given, n_samples, "0", self.path, self._dtype, self._header_bytes, lambda segment: one_run(0.0)
         )

@@ -27,7 +27,7 @@ from ezmsg.util.messages.util import replace
 from ..stream.segments import GAP_TOLERANCE
 from ..stream.unit import check_number, check_path
 from .contracts import RecordingFormat, StreamInfo, describe_source, unreadable
-from .reading import Scaling, Unfit, fault, faults_of, import_extra, one_gain
+from .reading import BLOCK, SHORTEST_RUN, Scaling, Unfit, fault, faults_of, import_extra, one_gain
 
 if typing.TYPE_CHECKING:
     import h5py
@@ -209,17 +209,11 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-_BLOCK = 2**19
-"""Time stamps that are read at once."""
-
 _WINDOW = 16
 """Samples before and after a gap that are compared: a single late time stamp between others is not a gap."""
 
 _SAMPLED = 100_000
 """Intervals that the period is first estimated from."""
-
-_SHORTEST_RUN = 4
-"""Samples a run has on average; with fewer, time stamps follow no rate."""
 
 
 class Times(typing.NamedTuple):
@@ -282,7 +276,7 @@ def _stamped(stamps: h5py.Dataset, n_samples: int) -> Times:
         )
     follows = survey.period > 0 and survey.jitter <= GAP_TOLERANCE * survey.period
     gaps, jumps = _gaps(stamps, survey) if follows else (np.zeros(0, np.int64), 0.0)
-    if not follows or (len(gaps) and n_samples < _SHORTEST_RUN * (len(gaps) + 1)):
+    if not follows or (len(gaps) and n_samples < SHORTEST_RUN * (len(gaps) + 1)):
         raise Unfit("has time stamps that follow no rate.")
     covered = survey.span - jumps
     rate = (n_samples - 1 - len(gaps)) / covered if covered > 0 else 1 / survey.period
@@ -291,7 +285,7 @@ def _stamped(stamps: h5py.Dataset, n_samples: int) -> Times:
 
 
 def _blocks(n: int) -> Iterator[tuple[int, int]]:
-    return ((begin, min(begin + _BLOCK, n)) for begin in range(0, n, _BLOCK))
+    return ((begin, min(begin + BLOCK, n)) for begin in range(0, n, BLOCK))
 
 
 class _Survey:

@@ -32,6 +32,13 @@ def import_extra(name: str) -> ModuleType:
         raise ImportError(f'This needs {name.partition(".")[0]}: pip install "ezmsg-mlx[offline]".') from error
 
 
+def existing(path: Path) -> Path:
+    """The same path; FileNotFoundError if there is nothing."""
+    if not path.exists():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    return path
+
+
 class RecordingError(ValueError):
     """The content of a file is not what a recording needs."""
 
@@ -113,10 +120,10 @@ def volts_of(unit: str) -> float | None:
     return _VOLTS.get(name.removesuffix("s") if name.endswith("volts") else name)
 
 
-_BLOCK = 2**19
-"""Numbers that are read at once."""
+BLOCK = 2**19
+"""Sample numbers or time stamps that are read at once."""
 
-_SHORTEST_RUN = 4
+SHORTEST_RUN = 4
 """Samples that a run has on average; with fewer, the numbers follow no rate."""
 
 _ANOTHER_RATE = 0.01
@@ -151,14 +158,14 @@ def runs_in(
         [np.zeros(1, np.int64)],
         fault(file, None, "has sample numbers that follow no rate, or another one."),
     )
-    for begin in range(0, len(numbers), _BLOCK):
-        block: npt.NDArray[np.int64] = np.asarray(numbers[begin : begin + _BLOCK + 1]).astype(np.int64)
+    for begin in range(0, len(numbers), BLOCK):
+        block: npt.NDArray[np.int64] = np.asarray(numbers[begin : begin + BLOCK + 1]).astype(np.int64)
         steps = block[1:] - block[:-1]
         if begin == 0 and len(steps) and abs(float(np.median(steps)) - period) > _ANOTHER_RATE * period:
             raise no_rate
         found.append(np.flatnonzero(np.abs(steps - period) > tolerance * period) + begin + 1)
     firsts = _without_single(np.concatenate(found), numbers, period, tolerance, file)
-    if 1 < len(firsts) and len(numbers) < _SHORTEST_RUN * len(firsts):
+    if 1 < len(firsts) and len(numbers) < SHORTEST_RUN * len(firsts):
         raise no_rate
     backward = [int(first) for first in firsts[1:] if numbers[first] <= numbers[first - 1]]
     if backward:
