@@ -16,6 +16,7 @@ from ezmsg.mlx.chain.compiledrun import CompiledRun
 from ezmsg.mlx.stream import convert, device
 from ezmsg.mlx.stream.device import Bus
 from ezmsg.mlx.stream.hostmemory import Block
+from helpers.processes import RecordedLog
 
 
 @contextlib.contextmanager
@@ -23,6 +24,15 @@ def as_on_a_gpu(backend: str = "gpu") -> Iterator[None]:
     """Compute as on a GPU: chains are fused into functions, with the kernels of *backend* or plain operations."""
     with mock.patch.object(device, "backend_in_use", lambda: backend):
         yield
+
+
+@contextlib.contextmanager
+def no_fallback() -> Iterator[None]:
+    """Fail where a chain has left messages to its stages one by one, since one of them could not be fused."""
+    with RecordedLog() as log:
+        yield
+    found = [text for text in log.errors if "could not be fused" in text or "could not be compiled" in text]
+    assert not found, found
 
 
 def compiled_run(chain: ChainTransformer) -> CompiledRun:

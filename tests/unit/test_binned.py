@@ -10,6 +10,8 @@ from helpers.recurrences import noise
 
 mx = pytest.importorskip("mlx.core")
 
+from helpers.on_no_gpu import no_fallback
+
 from ezmsg.mlx import (
     AsArrayTransformer,
     BinnedEventAggregator,
@@ -20,6 +22,7 @@ from ezmsg.mlx import (
     Rate,
     ThresholdCrossingTransformer,
 )
+from ezmsg.mlx.stream import device as device_module
 
 FS = 30000.0
 LENGTHS = [30] * 45 + [7, 1, 1300, 0, 650, 30]
@@ -117,12 +120,10 @@ def chain_of(kind: str, threshold: float = -1.0, **fields) -> list:
 def way(request, monkeypatch):
     """How chains are fused: as on the CPU, or as on a GPU, with functions that MLX need not compile."""
     if request.param == "compiled":
-        for module in ("kernels", "peak"):
-            monkeypatch.setattr(f"ezmsg.mlx.{module}.default_path", lambda: "plain")
-        for module in ("chain.runner", "binned"):
-            monkeypatch.setattr(f"ezmsg.mlx.{module}.uses_gpu", lambda: True)
+        monkeypatch.setattr(device_module, "backend_in_use", lambda: "gpu")
         mx.disable_compile()
-    yield request.param
+    with no_fallback():
+        yield request.param
     mx.enable_compile()
 
 
@@ -147,6 +148,29 @@ def test_crossings_and_counts_are_one_function(kind, fields, way):
             np.testing.assert_array_equal(
                 np.array(stage.state.carry).sum(axis=0), np.array(alone.state.carry).sum(axis=0)
             )
+
+
+@pytest.mark.parametrize("shape", [(5,), (5, 2)], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_sample_is_counted_in_its_bin(kind, shape, way):
+    """With an event in each sample, several bins in a message, and bins that end with one."""
+
+    def stages() -> list:
+        counter = KINDS[kind][0](**KINDS[kind][2])
+        return [AsArrayTransformer(backend="mlx", dtype="float32"), counter, AsArrayTransformer(backend="numpy")]
+
+    chain, (_, alone, _) = ChainTransformer(make_chain=stages), stages()
+    results, expected, start = [], [], 0
+    for length in [600, 99, 100, 30] * 4:
+        data = 1 + np.abs(noise(length, *shape, seed=start))
+        given = AxisArray(
+            data, ["time", "ch", "band"][: data.ndim], axes={"time": AxisArray.TimeAxis(fs=FS, offset=start / FS)}
+        )
+        results.append(chain(given))
+        expected.append(alone(given))
+        start += length
+    check_same(results, expected)
+    assert chain.describe().count("fused with stages 1 to 3") == 3
 
 
 def test_a_chain_may_end_with_events(way):

@@ -17,6 +17,8 @@ from scipy.signal import butter
 
 mx = pytest.importorskip("mlx.core", exc_type=ImportError)
 
+from helpers.on_no_gpu import no_fallback
+
 from ezmsg.mlx import (
     AdaptiveStandardScalerTransformer,
     ChainTransformer,
@@ -48,7 +50,8 @@ def way(request, monkeypatch):
     if request.param == "compiled":
         monkeypatch.setattr(device, "backend_in_use", lambda: "gpu")
         mx.disable_compile()
-    yield request.param
+    with no_fallback():
+        yield request.param
     mx.enable_compile()
 
 

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 mx = pytest.importorskip("mlx.core", exc_type=ImportError)
 
+from helpers.on_no_gpu import no_fallback
+
 from ezmsg.mlx import (
     AsArraySettings,
     AsArrayTransformer,
@@ -49,7 +51,8 @@ def way(request, monkeypatch):
     """How chains are fused: as on the CPU, or as on a GPU, with functions that MLX need not compile."""
     if request.param == "compiled":
         run_as_on_a_gpu(monkeypatch)
-    yield request.param
+    with no_fallback():
+        yield request.param
     mx.enable_compile()
 
 
@@ -117,6 +120,15 @@ def test_a_chain_is_fused_from_end_to_end(way):
     assert (run.first, run.stop) == (0, 8)
     text = chain.describe()
     assert text.count("fused with stages 1 to 8") == 8 and "BinnedAggregate" in text
+
+
+@pytest.mark.parametrize("bins", ["bins", "uneven bins", "envelope"])
+def test_several_bins_of_a_message_are_one_result(bins, way):
+    # Of 60, of 45 or 46, and of 30 samples.
+    lengths = [300, 300, 137, 300, 60, 60, 60, 300]
+    chain = compare(chains.make([bins]), chains.make([bins]), chains.stream(lengths), exact=False, way=way)
+    assert [(run.first, run.stop) for run in runs_of(chain)] == [(0, 3)]
+    assert chain.describe().count("fused with stages 1 to 3") == 3
 
 
 @pytest.mark.parametrize("name", sorted(chains.STAGES.keys() - {"reference groups"}))

@@ -17,6 +17,8 @@ from helpers.recurrences import noise
 
 mx = pytest.importorskip("mlx.core")
 
+from helpers.on_no_gpu import no_fallback
+
 from ezmsg.mlx import (
     AsArrayTransformer,
     BinnedEventAggregator,
@@ -29,6 +31,7 @@ from ezmsg.mlx import (
     ThresholdCrossingTransformer,
     run_chain,
 )
+from ezmsg.mlx.stream import device
 from ezmsg.mlx.stream.fusible import settling_time
 
 FS = 30000.0
@@ -72,12 +75,10 @@ def stages_of(n: int = 2, **fields) -> list[BaseTransformer]:
 def way(request, monkeypatch):
     """How chains are fused: as on the CPU, or as on a GPU, with functions that MLX need not compile."""
     if request.param == "compiled":
-        for module in ("kernels", "peak", "ewma"):
-            monkeypatch.setattr(f"ezmsg.mlx.{module}.default_path", lambda: "plain")
-        for module in ("chain.runner", "chain.foreign", "binned"):
-            monkeypatch.setattr(f"ezmsg.mlx.{module}.uses_gpu", lambda: True)
+        monkeypatch.setattr(device, "backend_in_use", lambda: "gpu")
         mx.disable_compile()
-    yield request.param
+    with no_fallback():
+        yield request.param
     mx.enable_compile()
 
 
