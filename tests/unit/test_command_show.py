@@ -204,6 +204,10 @@ def test_the_recording_is_drawn_above_in_microvolts(tmp_path, drawn, monkeypatch
         (nwb_files.DATA[rows, 1].min() * 0.25, nwb_files.DATA[rows, 1].max() * 0.25)
     )
     assert 5.1 <= found.times[0] and found.times[-1] <= 5.301
+    # From the first sample on, where the results begin before it.
+    first = rawtraces.read_traces(tmp_path / "session.nwb", {}, ["e0"], np.array([4.0, 5.1]))
+    assert first.low[0, 0] <= nwb_files.DATA[0, 1] * 0.25 <= first.high[0, 0]
+    assert first.times[0] == pytest.approx(5.0, abs=1.1 / nwb_files.RATE)
     # In places only, if it is long.
     monkeypatch.setattr(rawtraces, "WHOLE_MB", 0.0)
     monkeypatch.setattr(rawtraces, "PLACES", 7)

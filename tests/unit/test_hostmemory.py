@@ -141,6 +141,8 @@ def test_arrays_are_those_that_a_user_expects(memory):
 def test_what_users_hold_and_what_is_idle_have_a_bound(memory, monkeypatch):
     monkeypatch.setattr(hostmemory, "MOST_LENT", 10 * 64 * KIB)
     monkeypatch.setattr(hostmemory, "MOST_IDLE", 4 * 64 * KIB)
+    freed, free = [], hostmemory._free
+    monkeypatch.setattr(hostmemory, "_free", lambda block: (freed.append(block.size), free(block)))
     held = []
     for number in range(50):
         held.append(lent(memory))
@@ -151,8 +153,13 @@ def test_what_users_hold_and_what_is_idle_have_a_bound(memory, monkeypatch):
     assert all((array == number).all() for number, array in enumerate(held))
     held.clear()
     assert memory.use() == (0, 4 * 64 * KIB, 4 * 64 * KIB)
+    assert freed == [64 * KIB] * 7
     # What was used last is there.
     assert lent(memory, (16, 8)) is not None and memory.use().idle <= 4 * 64 * KIB
+    # All that has come back, however short it has been idle.
+    assert memory.use().idle
+    memory.free()
+    assert memory.use().idle == 0
 
 
 def test_what_nobody_uses_is_freed(memory, monkeypatch):

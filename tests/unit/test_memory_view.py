@@ -1,6 +1,7 @@
 """What the command for a running graph shows, at the widths and heights of terminals."""
 
 import math
+import sys
 
 import pytest
 
@@ -8,6 +9,7 @@ pytest.importorskip("rich")
 
 from rich.console import Console
 
+from ezmsg.mlx.memory import __main__ as command
 from ezmsg.mlx.memory.__main__ import PANELS, lengths_table, memory_table, save_plot
 from ezmsg.mlx.memory.monitor import MemorySnapshot
 
@@ -68,3 +70,12 @@ def test_the_picture_has_a_curve_for_each_figure_that_is_known(tmp_path, monkeyp
     save_plot([(0.0, MEMORY), (1.0, MEMORY)], str(tmp_path / "memory.png"), stalls=[0.5])
     curves = {line.get_label() for axes in pyplot.gcf().axes for line in axes.lines if len(line.get_xdata()) == 2}
     assert {label for panel in PANELS for label, *_ in panel.values()} <= curves
+
+
+@pytest.mark.parametrize(("name", "options"), [("rich", []), ("matplotlib", ["--plot", "memory.png"])])
+def test_what_it_lacks_is_named_before_it_looks_for_a_graph(name, options, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(SystemExit) as ended:
+        command.main(options)
+    assert ended.value.code == 1
+    assert f'This needs {name}: pip install "ezmsg-mlx[examples]".' in capsys.readouterr().err

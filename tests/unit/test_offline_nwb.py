@@ -115,6 +115,16 @@ def test_time_stamps_are_followed_through_their_gaps(tmp_path):
     assert len(rest) == len(messages) - 2
 
 
+def test_the_rate_is_that_of_time_stamps_which_go_in_coarse_steps(tmp_path):
+    # Three and four milliseconds in turns: neither is the time from sample to sample.
+    timestamps = np.round(5.0 + np.arange(1000) / 300.0, 3)
+    # A single one is late, which is no gap.
+    timestamps[500] += 0.003
+    source = NWBSource(write(tmp_path / "recording.nwb", {"timestamps": timestamps}))
+    assert source.sampling_rate == pytest.approx(300.0, rel=1e-4)
+    assert [len(message.data) for message in source.read(0)] == [1000]
+
+
 def test_time_stamps_that_follow_no_rate_are_refused(tmp_path):
     timestamps = np.cumsum(np.random.default_rng(0).exponential(5.0, 1000))
     file = write(tmp_path / "recording.nwb", {"timestamps": timestamps})

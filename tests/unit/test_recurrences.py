@@ -100,6 +100,18 @@ def test_arrays_of_other_libraries_are_refused(recurrence, name):
         recurrence.function(arrays["x"], recurrence.short, arrays["zi"])
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_a_state_of_another_dtype_is_taken_as_float32(recurrence, path):
+    x = mx.array(noise(20, 3))
+    zi = mx.ones(recurrence.state_shape((20, 3), 0, pair=recurrence.forms[-1]))
+    expected = recurrence.function(x, recurrence.short, zi, axis=0, path=path)
+    for dtype in (mx.float16, mx.int32):
+        results = recurrence.function(x, recurrence.short, zi.astype(dtype), axis=0, path=path)
+        for result, other in zip(results, expected, strict=True):
+            assert result.dtype == mx.float32
+            np.testing.assert_array_equal(np.array(result), np.array(other))
+
+
 @pytest.mark.parametrize("n", [0, 5])
 def test_complex_data_and_state_are_refused(recurrence, n):
     x = mx.zeros((n, 3))

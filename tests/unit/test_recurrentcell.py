@@ -65,6 +65,7 @@ def test_kernels_pass_their_proof(kernel):
 def test_a_stack_is_one_launch(kernel, cell):
     for bits, n_rows, sizes in ((32, 1, (13, 9, 2, 3)), (16, 3, (18, 10, 3, 30)), (8, 2, (5 * GROUP, GROUP, 1, 5))):
         weights = random_stack(cell, bits, *sizes)
+        assert len(weights.layers) == sizes[2]
         assert stack_difference(kernel.stack(weights, n_rows), weights, n_rows) < 2e-6
     assert kernel.stack(random_stack("GRU", 16, 13, 10, 2, 3), 1) is None
     assert kernel.stack(random_stack("GRU", 32, 16, 16, 2, 3), 5) is None

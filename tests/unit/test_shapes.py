@@ -1,5 +1,6 @@
 """Which message lengths fill the cache: the counts of each node, the estimates, the warning, and the plan caches."""
 
+import dataclasses
 import gc
 import pickle
 import re
@@ -188,6 +189,13 @@ def test_the_report_is_a_table():
     text = str(shape_report())
     assert "printed: 31 lengths in 33 messages, 30 of them once; 9.1% of the messages have 300 samples" in text
     assert "21 more lengths" in text
+    assert node is not None
+
+
+def test_ten_lengths_are_all_in_the_table():
+    node = node_that_met("ten", list(range(500, 510)))
+    text = str(dataclasses.replace(shape_report(), nodes=(report_of("ten"),)))
+    assert "    509 " in text and "more lengths" not in text
     assert node is not None
 
 
