@@ -22,7 +22,7 @@ mx = pytest.importorskip("mlx.core", exc_type=ImportError)
 
 import ezmsg.mlx as package
 from ezmsg.mlx import ChainTransformer
-from ezmsg.mlx.chain import foreign
+from ezmsg.mlx.chain import foreign, runner
 from ezmsg.mlx.stream import device, fusible
 from ezmsg.mlx.stream.unit import give_settings
 
@@ -273,3 +273,26 @@ def test_a_setting_that_changes_and_changes_back_is_in_force_at_once(kind, field
         with np.errstate(all="ignore"):
             check_message(stages, chain, message, tolerance)
     assert chain.describe().count("fused with stages") == 3
+
+
+def test_a_chain_is_fused_again_however_often_settings_change(monkeypatch):
+    monkeypatch.setattr(runner, "MOST_PLANS", 3)
+    stages = {
+        "in": chains.to_mlx(),
+        "square": package.PowTransformer(),
+        "average": chains.STAGES["average"](),
+        "out": chains.to_numpy(),
+    }
+    chain = ChainTransformer(make_chain=lambda: stages)
+    for number in range(6):
+        chain.update_stage("square", exponent=2.0 + number)
+        for message in chains.stream([60] * 4):
+            chain(message)
+        assert chain.describe().count("fused with stages 1 to 4") == 4, number
+
+
+def test_lengths_are_those_of_one_sample_and_more():
+    assert package.ChainSettings(make_chain=list, lengths=(1,)).lengths == (1,)
+    for lengths in ((0,), (True,), (1.0,), 1):
+        with pytest.raises(TypeError, match="'lengths' must be None or a tuple of integers of at least 1"):
+            package.ChainSettings(make_chain=list, lengths=lengths)

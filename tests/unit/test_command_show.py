@@ -109,6 +109,7 @@ def test_further_dimensions_are_averaged(tmp_path):
     found = read_overview(write(tmp_path / "bands.zarr", data, 10.0))
     np.testing.assert_allclose(found.middle, data.mean(axis=2), rtol=1e-5, atol=1e-6)
     assert found.others == ("band",)
+    assert page._what_is_shown(found).endswith("50 rows, one every 100 ms, averaged over band")
 
 
 @pytest.fixture
@@ -149,6 +150,10 @@ def test_the_page_has_traces_a_map_and_marks(results, tmp_path, drawn, capsys):
         text.get_text() for axes in figure.axes for legend in [axes.get_legend()] if legend for text in legend.texts
     ]
     assert texts == ["2 gaps", "0 seams"]
+    # Each trace is drawn around its own line: the middle of what is shown of a channel.
+    lines = [line.get_ydata() for line in traces.lines if len(line.get_ydata()) > 2]
+    ticks = traces.get_yticks().repeat(3)
+    np.testing.assert_allclose([line.mean() for line in lines], ticks, rtol=0, atol=0.2 * (ticks[0] - ticks[-1]) / 2)
     # The map is empty in the gaps.
     (mesh,) = next(axes for axes in figure.axes if axes.get_title(loc="left") == "all channels").collections
     assert mesh.get_array().shape == (3, 402) and mesh.get_array().mask.sum() == 6
