@@ -153,3 +153,15 @@ def test_state_that_needs_no_correction_goes_on_as_well(path):
         state = pickle.loads(pickle.dumps(state))
     check_close(np.concatenate(pieces), corrected(x, alpha_of(0.001)))
     assert state[0].zi.shape == (2, 2)
+
+
+def test_a_pickle_goes_on_where_the_original_is():
+    x = np.random.default_rng(0).standard_normal((20, 2)).astype(np.float32)
+    first, second = (
+        AxisArray(part, ["time", "ch"], axes={"time": AxisArray.TimeAxis(fs=100.0, offset=offset)}, stream_dim="time")
+        for part, offset in ((x[:10], 0.0), (x[10:], 0.1))
+    )
+    transformer = EWMATransformer(time_constant=0.1)
+    transformer(first)
+    copied = pickle.loads(pickle.dumps(transformer))
+    np.testing.assert_array_equal(copied(second).data, transformer(second).data)
