@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 import pytest
+from ezmsg.util.messages.axisarray import AxisArray
 
 mx = pytest.importorskip("mlx.core")
 
