@@ -84,6 +84,20 @@ def test_a_window_is_one_launch(case, launches, monkeypatch):
         np.testing.assert_allclose(of_device[key], values, atol=tolerance)
 
 
+def test_what_blocks_wait_for_is_not_in_memory_of_arrays_from_the_host(launches, monkeypatch):
+    """A launch counts in the zeros that the one before has left, in memory of a size that such arrays hardly have."""
+    sizes, launch = [], mx.fast.cuda_kernel.__call__
+
+    def noted(kernel, *, inputs, **arguments):
+        if "recurrentstack" in kernel.name:
+            sizes.append(inputs[1].nbytes)
+        return launch(kernel, inputs=inputs, **arguments)
+
+    monkeypatch.setattr(mx.fast.cuda_kernel, "__call__", noted)
+    results_of([6, 2, 2])
+    assert len(sizes) > 4 and min(sizes[-2:]) > 2**20
+
+
 def test_a_window_that_is_not_finite_leaves_the_state(launches):
     samples = X.copy()
     samples[20] = np.nan

@@ -29,6 +29,13 @@ MOST_ROWS = 4
 _COUNTS_APART, _FIRST_STAGE = 32, 2
 """As in the source: entries from one count to the next, and which of them is the first stage's."""
 
+_ROOM = 300_000
+"""Floats that are added to what layers hand on, so that hardly any array from the host has the size of it.
+
+MLX uses freed memory again for arrays of about the same size. Where an array came from the host, that memory is managed
+and its pages may lie there, and the counts that blocks wait for would be read and added to over the bus.
+"""
+
 
 def _units(bits: int, n_columns: int) -> int:
     return UNITS if n_columns * bits // 8 < LONG else LONG_UNITS
@@ -171,7 +178,7 @@ class Stack:
         tiles += [-(-n_hidden // UNITS)] * (n_layers - 1) + [-(-n_out // UNITS)]
         shapes = [
             (n_layers, 2 if first.cell == "LSTM" else 1, n_rows, n_hidden),
-            (n_counts + n_rows * (n_input + n_layers * n_hidden),),
+            (n_counts + n_rows * (n_input + n_layers * n_hidden) + _ROOM,),
             (n_rows, n_out),
         ]
         self._launches = []
