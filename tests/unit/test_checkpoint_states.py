@@ -367,3 +367,14 @@ def test_settings_that_differ_are_named_with_their_stage_also_inside_of_chains()
     )
     (said,) = checkpoint.differing_settings(one, recipe(np.eye(2), 0.2))
     assert said == "time_constant of EWMATransformer is 0.2, there it is 0.1"
+
+
+def test_brackets_in_a_name_do_not_hide_the_settings_behind_it():
+    def recipe(axis, **settings):
+        step = ezmsg.mlx.AffineTransformTransformer(axis=axis, **settings)
+        return f"a.nwb x, 3 samples\n{checkpoint.description(step)}"
+
+    for axis in ("ch (", "ch [uV's"):
+        one, other = (recipe(axis, weights=np.eye(2), kernel=kernel) for kernel in ("auto", "dense"))
+        (said,) = checkpoint.differing_settings(one, other)
+        assert said == "kernel of AffineTransformTransformer is 'dense', there it is 'auto'"

@@ -387,11 +387,13 @@ def differing_settings(there: str, wanted: str) -> list[str]:
     return found or kept or ["the text of the recipe is another"]
 
 
-_INSIDE = r"[^()\[\]{}]*"
-for _ in range(4):
-    _INSIDE = rf"(?:[^()\[\]{{}}]|[(\[{{]{_INSIDE}[)\]}}])*"
-_SETTING = re.compile(rf"\.(\w+)\((?=\w+=|\))|(\w+)=((?:[^,()\[\]{{}}]|[(\[{{]{_INSIDE}[)\]}}])+)")
-"""A stage, or a name and a value, in which there may be brackets within brackets, four deep."""
+# In text there may be brackets that nothing closes.
+_TEXT = "'[^']*'|" + '"[^"]*"'
+_INSIDE = ""
+for _ in range(5):
+    _INSIDE = rf"(?:{_TEXT}|[^()\[\]{{}}'\"]|[(\[{{]{_INSIDE}[)\]}}])*"
+_SETTING = re.compile(rf"\.(\w+)\((?=\w+=|\))|(\w+)=((?:{_TEXT}|[^,()\[\]{{}}'\"]|[(\[{{]{_INSIDE}[)\]}}])+)")
+"""A stage, or a name and a value, in which there may be brackets within brackets, five deep."""
 
 
 def _stages_in(recipe: str) -> list[tuple[str, dict[str, str]]]:
