@@ -48,7 +48,7 @@ class CombFilterTransformer(FilterByDesign[CombFilterSettings], sigproc.CombFilt
             if sections is None and keeps:
                 raise ValueError("there is nothing to keep")
             if sections is not None and not _is_stable(np.asarray(sections)):
-                raise ValueError("one is as wide as half of that, or too narrow for float64")
+                raise ValueError("a band is as wide as half the sampling rate, or too narrow for float64")
             return design(fs, **fields)
 
         return designed
