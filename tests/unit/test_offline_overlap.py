@@ -83,6 +83,8 @@ def run():
 threading.Thread(target=run).start()
 """
     done = subprocess.run([sys.executable, "-c", code, str(TESTS)], capture_output=True, text=True, timeout=TIME_LIMIT)
+    if "can't create new thread at interpreter shutdown" in done.stderr:
+        pytest.skip("needs a Python that starts threads after its main one has ended, which 3.12.1 does not")
     assert (done.stdout, done.stderr) == ("2000\n", "")
 
 
